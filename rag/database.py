@@ -1,0 +1,250 @@
+"""Connections and transactions: every one of them speaks for a principal, from its first statement on.
+
+Two pools, because two roles write: `rag_app`, and `rag_publisher` for scope public. Driver errors
+leave this module as the errors of `rag.errors`, never with text of the database in them, which may
+quote what a user wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, pq
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
+
+from rag import errors
+from rag.migrate import digest, head_revision
+from rag.principal import Principal
+from rag.resources import query
+
+# PostgreSQL 16 has IS JSON and `grant … with set`, which bootstrap.sql uses.
+MIN_SERVER_VERSION = 160000
+# Releases of August 2026 fix CVE-2026-14666, where cached plans outlive a change of role.
+SECURITY_FLOOR = {16: 160016, 17: 170012, 18: 180006}
+# CVE-2026-3172, a parallel HNSW build.
+PGVECTOR_FLOOR = (0, 8, 2)
+
+# Requests that may wait for a connection, for each one that there is; more are refused at once.
+WAITING_PER_CONNECTION = 20
+
+type_row = Mapping[str, Any]
+
+
+class Session:
+    """One transaction of one principal."""
+
+    def __init__(self, connection: AsyncConnection[DictRow]) -> None:
+        self._connection = connection
+
+    async def rows(self, name: str, parameters: Mapping[str, Any]) -> list[DictRow]:
+        """The rows of `sql/queries/{name}.sql`."""
+        cursor = await self._connection.execute(query(name).encode(), parameters)
+        return await cursor.fetchall()
+
+    async def row(self, name: str, parameters: Mapping[str, Any]) -> DictRow | None:
+        """The first row of `sql/queries/{name}.sql`, None when there is none."""
+        cursor = await self._connection.execute(query(name).encode(), parameters)
+        return await cursor.fetchone()
+
+    async def run(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Run `sql/queries/{name}.sql` for its effect."""
+        await self._connection.execute(query(name).encode(), parameters)
+
+
+class Database:
+    """The pools of the service. Open it with `async with`."""
+
+    def __init__(
+        self, url: str, *, publisher_url: str | None = None, pool_size: int = 5, pool_timeout_s: float = 5.0
+    ) -> None:
+        self._app = _pool(url, pool_size, pool_timeout_s)
+        self._publisher = _pool(publisher_url, pool_size, pool_timeout_s) if publisher_url else None
+
+    async def __aenter__(self) -> Database:
+        await self._app.open()
+        if self._publisher is not None:
+            await self._publisher.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._app.close()
+        if self._publisher is not None:
+            await self._publisher.close()
+
+    @property
+    def can_publish(self) -> bool:
+        return self._publisher is not None
+
+    @asynccontextmanager
+    async def transaction(
+        self, principal: Principal, *, read_only: bool = False, publish: bool = False
+    ) -> AsyncIterator[Session]:
+        """A transaction that speaks for `principal`; as rag_publisher when `publish`.
+
+        Never holds the connection longer than the block: no model is called inside one. Raises
+        the DatabaseError family, ScopeForbidden for a write that a policy refuses, InvalidInput
+        for a value that the database cannot store.
+        """
+        pool = self._publisher if publish else self._app
+        if pool is None:
+            raise errors.ScopeForbidden(
+                "public documents are written by rag_publisher: set RAG_PUBLISHER_DATABASE_URL", field="scope"
+            )
+        with translated_errors():
+            async with pool.connection() as connection:
+                await connection.set_read_only(read_only)
+                async with connection.transaction():
+                    session = Session(connection)
+                    assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
+                    await session.run(
+                        "begin_as",
+                        {
+                            "tenant_id": principal.tenant_id,
+                            "user_id": principal.user_id,
+                            "project_id": principal.project_id,
+                            "tags": list(principal.tags),
+                        },
+                    )
+                    yield session
+
+    async def ping(self) -> None:
+        """Raise DatabaseUnavailable unless the database answers."""
+        with translated_errors():
+            async with self._app.connection() as connection:
+                await connection.execute("select 1")
+
+    async def check_barrier(self, *, dimensions: int, strict: bool) -> list[str]:
+        """Raise BarrierDown or SchemaMismatch unless access control will hold; return the warnings.
+
+        With `strict` a warning is raised as well.
+        """
+        warnings: list[str] = []
+        expected = {"rag_app": self._app}
+        if self._publisher is not None:
+            expected["rag_publisher"] = self._publisher
+        for role, pool in expected.items():
+            with translated_errors():
+                async with pool.connection() as connection:
+                    found = await Session(connection).row("check_barrier", {})
+                    assert found is not None
+                    # PgBouncer answers with a process number of its own.
+                    pooled = connection.info.backend_pid != found["backend_pid"]
+                    _check_role(found, role=role)
+                    await _check_schema(connection, found, dimensions=dimensions)
+                    warnings += _version_warnings(found)
+                    if pooled:
+                        warnings.append("a connection pooler is in the path; it must be in transaction mode")
+        warnings = list(dict.fromkeys(warnings))
+        if strict and warnings:
+            raise errors.BarrierDown("; ".join(warnings))
+        return warnings
+
+
+def _pool(url: str, size: int, timeout_s: float) -> AsyncConnectionPool[AsyncConnection[DictRow]]:
+    return AsyncConnectionPool(
+        url,
+        kwargs={
+            "row_factory": dict_row,
+            "application_name": "palisade",
+            "connect_timeout": 10,
+            # Behind a pooler without support for them, prepared statements run somebody else's SQL.
+            "prepare_threshold": None,
+            "autocommit": True,
+        },
+        connection_class=AsyncConnection[DictRow],
+        min_size=1,
+        max_size=size,
+        timeout=timeout_s,
+        max_waiting=WAITING_PER_CONNECTION * size,
+        # A connection that died while it waited in the pool is replaced and not given out.
+        check=AsyncConnectionPool.check_connection,
+        open=False,
+    )
+
+
+def _check_role(found: type_row, *, role: str) -> None:
+    if found["server_version"] < MIN_SERVER_VERSION:
+        raise errors.BarrierDown("PostgreSQL 16 or newer is required")
+    if found["role_name"] != role:
+        raise errors.BarrierDown(f"the service must log in as {role}, not as {found['role_name']}")
+    if found["is_powerful"] or found["may_become_powerful"]:
+        raise errors.BarrierDown(f"{role} could switch row security off: take its superuser-like rights away")
+    if found["owned_tables"]:
+        raise errors.BarrierDown(f"{role} owns {', '.join(found['owned_tables'])}")
+    if found["unprotected_tables"]:
+        raise errors.BarrierDown(f"row security is not forced on {', '.join(found['unprotected_tables'])}")
+    if found["default_identity"]:
+        raise errors.BarrierDown(f"{role} has a default for {', '.join(found['default_identity'])}")
+    if found["row_security"] != "on":
+        raise errors.BarrierDown("row_security is not on")
+
+
+async def _check_schema(connection: AsyncConnection[DictRow], found: type_row, *, dimensions: int) -> None:
+    try:
+        revision = await Session(connection).row("schema_revision", {})
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        raise errors.SchemaMismatch("this database has not been migrated: run `rag migrate`") from error
+    if revision is None or revision["revision"] != head_revision():
+        raise errors.SchemaMismatch("migrations are pending: run `rag migrate`")
+    for entry in (revision["digests"] or "").split():
+        name, _, recorded = entry.partition("=")
+        if recorded != digest(f"{name}.up.sql"):
+            raise errors.SchemaMismatch(
+                f"this database was built by another draft of migration {name}, from before the first release"
+            )
+    if found["embedding_dimensions"] != dimensions:
+        raise errors.SchemaMismatch(
+            f"RAG_EMBEDDING_DIMENSIONS is {dimensions}, and this database was migrated with "
+            f"{found['embedding_dimensions']}"
+        )
+
+
+def _version_warnings(found: type_row) -> list[str]:
+    warnings = []
+    server = found["server_version"]
+    floor = SECURITY_FLOOR.get(server // 10000)
+    if floor is not None and server < floor:
+        warnings.append(
+            f"PostgreSQL {server // 10000}.{server % 10000} lacks security fixes of "
+            f"{floor // 10000}.{floor % 10000} (CVE-2026-14666)"
+        )
+    pgvector = tuple(int(part) for part in (found["pgvector_version"] or "0").split("."))
+    if pgvector < PGVECTOR_FLOOR:
+        warnings.append(f"pgvector {found['pgvector_version']} is older than 0.8.2 (CVE-2026-3172)")
+    return warnings
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Driver errors become those of `rag.errors`; messages of the server stay behind."""
+    try:
+        yield
+    except (PoolTimeout, TooManyRequests) as error:
+        raise errors.DatabaseUnavailable("all database connections are busy; try again shortly") from error
+    except psycopg.Error as error:
+        raise _translation(error) from error
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput("the text contains a lone surrogate, which is no character") from error
+
+
+def _translation(error: psycopg.Error) -> errors.RAGServiceError:
+    state = error.sqlstate or ""
+    if state == "42501":
+        return errors.ScopeForbidden()
+    if state in ("57014", "55P03", "25P03", "25P04"):
+        return errors.DatabaseTimeout()
+    if state == "53100":
+        return errors.StorageFull()
+    if state.startswith(("53", "08", "57P", "40")):
+        return errors.DatabaseUnavailable()
+    if state.startswith("22") or state == "54000":
+        return errors.InvalidInput("the database cannot store or search this value")
+    if not state and isinstance(error, psycopg.DataError):
+        return errors.InvalidInput("the text contains a NUL character, which the database cannot store")
+    if not state and isinstance(error, psycopg.OperationalError):
+        return errors.DatabaseUnavailable()
+    return errors.DatabaseError()

@@ -1,0 +1,162 @@
+"""Everything that can go wrong, as one tree; HTTP numbers for it live in `api/errors.py` alone.
+
+The docstring of a class is the default message. `field` names the input at fault where there is one.
+"""
+
+from __future__ import annotations
+
+
+class RAGServiceError(Exception):
+    """The service could not do what was asked."""
+
+    def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+        self.field = field
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+# --- what the caller sent ------------------------------------------------------------------------
+
+
+class InvalidInput(RAGServiceError):
+    """The request is malformed."""
+
+
+class EmptyDocument(InvalidInput):
+    """The document has no text."""
+
+
+class DocumentTooLarge(InvalidInput):
+    """The document is larger than the limit."""
+
+
+class UnreadableDocument(InvalidInput):
+    """The document cannot be read in the format that its name says."""
+
+
+class UnsupportedFormat(InvalidInput):
+    """Documents of this format are not accepted."""
+
+
+# --- who is asking -------------------------------------------------------------------------------
+
+
+class AccessError(RAGServiceError):
+    """The operation is not permitted."""
+
+
+class Unauthenticated(AccessError):
+    """A valid credential is required."""
+
+
+class PrincipalMismatch(AccessError):
+    """An identity field of the request differs from the principal that asks."""
+
+
+class ScopeForbidden(AccessError):
+    """The principal may not write to this scope."""
+
+
+class DocumentNotFound(RAGServiceError):
+    """No such document."""
+
+
+class SourceRetracted(RAGServiceError):
+    """The source was deleted or changed while it was being ingested; send it again."""
+
+
+# --- the database --------------------------------------------------------------------------------
+
+
+class DatabaseError(RAGServiceError):
+    """The database could not carry out the statement."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database does not answer; try again shortly."""
+
+
+class DatabaseTimeout(DatabaseError):
+    """The database took longer than the statement may."""
+
+
+class StorageFull(DatabaseError):
+    """The database has no room left; reading goes on."""
+
+
+class BarrierDown(DatabaseError):
+    """The access barrier of this database would not hold, so the service does not start."""
+
+
+class SchemaMismatch(DatabaseError):
+    """The schema of this database is not the one that this version works with."""
+
+
+class EmbeddedUnavailable(DatabaseError):
+    """The embedded database cannot run here."""
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+
+
+class EmbeddingError(RAGServiceError):
+    """The text could not be embedded."""
+
+
+class EmbeddingUnavailable(EmbeddingError):
+    """The embedding provider does not answer."""
+
+
+class EmbeddingTimeout(EmbeddingError):
+    """The embedding provider took too long."""
+
+
+class EmbeddingInvalid(EmbeddingError):
+    """The embedding provider returned vectors that cannot be used."""
+
+
+# --- generation (names of spec 001) --------------------------------------------------------------
+
+
+class LLMError(RAGServiceError):
+    """The model gave no usable answer."""
+
+
+class LLMConnectionError(LLMError):
+    """AI service temporarily unavailable."""
+
+
+class LLMTimeoutError(LLMError):
+    """Response generation timed out. Please try again."""
+
+
+class LLMIncompleteError(LLMError):
+    """The model stopped in the middle of its answer."""
+
+
+class ContextOverflowError(LLMError):
+    """The prompt is longer than the model's context window."""
+
+    def __init__(self, message: str | None = None, *, prompt_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        """The true length of the prompt as the server counted it, when it said so."""
+
+
+class ModelNotAllowedError(LLMError):
+    """Requested model not available."""
+
+
+class ModelUnavailableError(LLMError):
+    """The model is not installed on the model server."""
+
+
+class ContextError(RAGServiceError):
+    """Failed to retrieve or format context."""
+
+
+class TokenBudgetExceededError(RAGServiceError):
+    """The system prompt and the reserve for the answer exceed the model's context window."""

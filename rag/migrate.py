@@ -1,0 +1,139 @@
+"""Brings a database to the schema of this version: bootstrap once as superuser, then Alembic.
+
+What a migration runs stands in `alembic/frozen/`, a copy made when the migration was written; its
+digest is kept as the comment of the version table, so that a database built from an earlier draft
+of an unreleased migration is recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import psycopg
+import sqlalchemy
+from alembic import command, op
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from psycopg import sql
+
+from rag.errors import DatabaseError, DatabaseUnavailable, SchemaMismatch
+from rag.resources import migrations_folder, sql_folder
+
+if TYPE_CHECKING:
+    from alembic.runtime.migration import MigrationContext
+
+# Dimensions that have no meaning to spec or model still have to fit halfvec's limit for indexes.
+MAX_DIMENSIONS = 4000
+
+
+def frozen_sql(name: str) -> str:
+    """What migration file `name` runs; raises SchemaMismatch when it is not what was frozen."""
+    folder = migrations_folder() / "frozen"
+    content = (folder / name).read_bytes()
+    sums = dict(
+        reversed(line.split(maxsplit=1)) for line in (folder / "SHA256SUMS").read_text("utf-8").splitlines()
+    )
+    if sums.get(name) != hashlib.sha256(content).hexdigest():
+        raise SchemaMismatch(f"{name} is not what was frozen: a migration that was written never changes")
+    return content.decode("utf-8")
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256((migrations_folder() / "frozen" / name).read_bytes()).hexdigest()
+
+
+def run_frozen(name: str, variables: Mapping[str, int] | None = None) -> None:
+    """Run a frozen file inside the current Alembic migration, or print it in `--sql` mode.
+
+    `variables` replace `:name`, the way `psql -v name=value` does.
+    """
+    script = frozen_sql(name)
+    for variable, value in (variables or {}).items():
+        if script.count(f":{variable}") == 0:
+            raise SchemaMismatch(f"{name} does not use :{variable}")
+        script = script.replace(f":{variable}", str(int(value)))
+    context: MigrationContext = op.get_context()
+    if context.as_sql:
+        op.execute(sqlalchemy.text(script.replace(":", r"\:")))
+        return
+    driver = op.get_bind().connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    # Without parameters psycopg takes a script of several statements and leaves % and : alone.
+    driver.execute(script.encode())
+
+
+def alembic_config(url: str | None, *, dimensions: int) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["url"] = url
+    config.attributes["dimensions"] = dimensions
+    return config
+
+
+def head_revision() -> str:
+    """The revision that this version of the code works with."""
+    head = ScriptDirectory.from_config(alembic_config(None, dimensions=512)).get_current_head()
+    assert head is not None
+    return head
+
+
+def bootstrap(superuser_url: str, passwords: Mapping[str, str] | None = None) -> None:
+    """Run `sql/bootstrap.sql` and give the login roles their passwords, where some are given."""
+    script = (sql_folder() / "bootstrap.sql").read_text(encoding="utf-8")
+    try:
+        with psycopg.connect(superuser_url, connect_timeout=10) as connection:
+            # Databases of one cluster share the roles, so two bootstraps would trip over each other.
+            connection.execute("select pg_advisory_xact_lock(hashtext('palisade bootstrap'))")
+            connection.execute(script.encode())
+            for role, password in (passwords or {}).items():
+                connection.execute(
+                    sql.SQL("alter role {} password {}").format(sql.Identifier(role), sql.Literal(password))
+                )
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable() from error
+
+
+def upgrade(url: str, *, dimensions: int, revision: str = "head") -> None:
+    """Run the pending migrations as rag_migrator. Raises DatabaseUnavailable, SchemaMismatch."""
+    _run(command.upgrade, url, dimensions, revision)
+
+
+def downgrade(url: str, *, dimensions: int, revision: str) -> None:
+    """Undo migrations down to `revision`; `base` removes all tables and what is in them."""
+    _run(command.downgrade, url, dimensions, revision)
+
+
+def _run(action: object, url: str, dimensions: int, revision: str) -> None:
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise SchemaMismatch(f"RAG_EMBEDDING_DIMENSIONS must be from 1 to {MAX_DIMENSIONS}")
+    try:
+        action(alembic_config(url, dimensions=dimensions), revision)  # type: ignore[operator]
+    except sqlalchemy.exc.OperationalError as error:
+        raise DatabaseUnavailable() from error
+    except sqlalchemy.exc.DBAPIError as error:
+        raise DatabaseError(f"the migration failed: {error.orig}") from error
+
+
+def state(url: str) -> tuple[str | None, bool]:
+    """The revision of a database, and whether its migrations are the ones of this version.
+
+    The second is False when an unreleased migration was rewritten after the database was built.
+    """
+    try:
+        with psycopg.connect(url, connect_timeout=10) as connection:
+            found = connection.execute(
+                "select obj_description(to_regclass('rag.alembic_version'), 'pg_class'),"
+                " to_regclass('rag.alembic_version') is not null"
+            ).fetchone()
+            assert found is not None
+            comment, migrated = found
+            row = connection.execute("select version_num from rag.alembic_version").fetchone() if migrated else None
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable() from error
+    if row is None:
+        return None, True
+    recorded = dict(entry.split("=") for entry in (comment or "").split() if "=" in entry)
+    return row[0], all(digest(f"{name}.up.sql") == value for name, value in recorded.items())

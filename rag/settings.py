@@ -1,0 +1,117 @@
+"""Settings, read once from the environment (and `.env`) and passed in from there.
+
+The names of specs 000 and 001 are kept. Where the two name one thing twice, 001's name wins and
+000's is an alias.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ModelLimits(BaseModel):
+    """What a chat model can take, in tokens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    context_window: Annotated[int, Field(gt=0)]
+    max_response: Annotated[int, Field(gt=0)]
+
+
+# Spec 001, "Allowlist Configuration".
+DEFAULT_MODEL_LIMITS = {
+    "llama3.2": ModelLimits(context_window=8192, max_response=1024),
+    "qwen3:8b": ModelLimits(context_window=32768, max_response=2048),
+    "deepseek-r1:32b": ModelLimits(context_window=65536, max_response=4096),
+}
+
+
+class Settings(BaseSettings):
+    """All settings. Environment variables are the upper-case field names."""
+
+    model_config = SettingsConfigDict(env_file=".env", extra="ignore", frozen=True, populate_by_name=True)
+
+    # Databases. None = the embedded one, which lives in `rag_home`.
+    rag_database_url: SecretStr | None = None
+    """Logs in as rag_app."""
+    rag_publisher_database_url: SecretStr | None = None
+    """Logs in as rag_publisher, the only role that may write scope public."""
+    rag_migration_database_url: SecretStr | None = None
+    """Logs in as rag_migrator."""
+    rag_home: Path = Path(".palisade")
+    """Where the embedded database keeps its state, relative to the working directory."""
+    rag_pool_size: Annotated[int, Field(ge=1, le=1000)] = 5
+    rag_pool_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    rag_strict: bool = False
+    """Warnings of the start-up check become refusals."""
+
+    # Embeddings.
+    rag_embedding_provider: Literal["local", "openai", "ollama"] = "local"
+    rag_embedding_model: str | None = None
+    """None = the provider's default: all-MiniLM-L6-v2, text-embedding-3-small, nomic-embed-text."""
+    rag_embedding_dimensions: Annotated[int, Field(ge=8, le=4000)] = 512
+    """Width of the column. Spec 002 says 512; shorter vectors are zero-padded. 4000 = halfvec's index limit."""
+    rag_embedding_max_input_tokens: Annotated[int, Field(ge=32)] | None = None
+    """The embedding model's own input limit, when the provider's default is not the model's."""
+    rag_embedding_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
+    openai_base_url: str = "https://api.openai.com/v1"
+    openai_api_key: SecretStr | None = None
+
+    # Generation (specs 000 and 001).
+    rag_llm_provider: Literal["ollama", "extractive"] | None = None
+    """None = Ollama when it answers with the model installed, else extractive."""
+    ollama_base_url: str = "http://localhost:11434"
+    chat_model: str = "llama3.2"
+    rag_model_limits: dict[str, ModelLimits] = DEFAULT_MODEL_LIMITS
+    rag_temperature: Annotated[float, Field(ge=0, le=2)] = 0.1
+    rag_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
+    rag_confidence_threshold: Annotated[int, Field(ge=0, le=100)] = 60
+    rag_admin_email: str = "admin@company.com"
+
+    # Token budget (spec 001).
+    rag_max_context_tokens: Annotated[int, Field(ge=1)] = 3000
+    rag_max_history_tokens: Annotated[int, Field(ge=0)] = 1000
+    rag_max_response_tokens: Annotated[int, Field(ge=1)] = Field(
+        default=1024, validation_alias=AliasChoices("RAG_MAX_RESPONSE_TOKENS", "RAG_MAX_TOKENS")
+    )
+    rag_system_prompt_tokens: Annotated[int, Field(ge=0)] = 500
+
+    # Retrieval quality (spec 001).
+    rag_min_similarity_score: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Cosine. None = what was measured for the embedding model (`rag/embed.py`)."""
+    rag_max_chunks_per_doc: Annotated[int, Field(ge=1)] = 3
+    rag_total_context_chunks: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=5, validation_alias=AliasChoices("RAG_TOTAL_CONTEXT_CHUNKS", "RAG_CONTEXT_CHUNKS")
+    )
+    rag_dedup_candidates_cap: Annotated[int, Field(ge=1, le=100)] = 15
+    rag_chunk_overlap_threshold: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+    # Ingestion.
+    rag_max_document_bytes: Annotated[int, Field(ge=1)] = 8 * 1024 * 1024
+    """A larger file is refused. 8 MiB holds a 4,000-page book as text."""
+
+    # Logging.
+    rag_log_query_text: bool = False
+    """Store the text of questions in rag_query_logs; otherwise their hash and length only."""
+
+    # The trusted service: one key, its tenant, and what it may assert.
+    rag_service_key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    rag_service_tenant_id: str | None = None
+    rag_service_actions: frozenset[Literal["query", "ingest", "delete"]] = frozenset(
+        {"query", "ingest", "delete"}
+    )
+    rag_service_scopes: frozenset[Literal["public", "user", "project"]] = frozenset({"user", "project"})
+    rag_service_tags: frozenset[str] = frozenset({"public"})
+
+    @property
+    def embedding_model(self) -> str:
+        defaults = {
+            "local": "all-MiniLM-L6-v2",
+            "openai": "text-embedding-3-small",
+            "ollama": "nomic-embed-text",
+        }
+        return self.rag_embedding_model or defaults[self.rag_embedding_provider]

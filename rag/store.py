@@ -1,0 +1,310 @@
+"""What ingestion and reading write and read, one function a transaction step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from rag.chunk import Chunk
+from rag.database import Database, Session
+from rag.errors import DocumentNotFound, ScopeForbidden, SourceRetracted
+from rag.principal import Principal
+
+Scope = Literal["public", "user", "project"]
+
+# More than 65,535 parameters are refused, and a statement should stay a few megabytes.
+CHUNKS_PER_STATEMENT = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a document goes: its scope, its owner and its tags."""
+
+    scope: Scope
+    user_id: int | None = None
+    project_id: str | None = None
+    tags: tuple[str, ...] = ("public",)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether only rag_publisher may write there."""
+        return self.scope == "public"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A document as it is written; the columns of rag_documents that come from outside."""
+
+    source_type: str
+    source_id: str
+    source_uri: str | None
+    source_hash: str
+    source_updated_at: datetime | None
+    language: str | None
+    title: str
+    body: str
+    domain: str | None
+    doc_type: str | None
+    provenance_id: str | None
+    task_id: str | None
+    verified: bool
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the database holds of a source before it is written."""
+
+    access_id: int
+    """The class that the document will belong to."""
+    generation: int
+    """How often the source has been deleted from that class."""
+    document_id: UUID | None
+    document_access_id: int | None
+    """Another class than `access_id` while the tags change."""
+    source_hash: str | None
+    updated_at: datetime | None
+    surplus: tuple[tuple[int, UUID], ...]
+    """Class and id of further documents of the same source, to be removed."""
+
+    @property
+    def moves(self) -> bool:
+        return self.document_id is not None and self.document_access_id != self.access_id
+
+
+async def look_up(
+    database: Database, principal: Principal, destination: Destination, *, source_type: str, source_id: str
+) -> Known:
+    """What is known of a source; also the earliest refusal. Raises ScopeForbidden."""
+    async with database.transaction(principal, publish=destination.publishes) as session:
+        return await _known(session, principal, destination, source_type, source_id)
+
+
+async def _known(
+    session: Session, principal: Principal, destination: Destination, source_type: str, source_id: str
+) -> Known:
+    owner = {
+        "scope": destination.scope,
+        "user_id": destination.user_id,
+        "project_id": destination.project_id,
+    }
+    granted = await session.row("access_class", owner | {"tags": list(destination.tags)})
+    assert granted is not None
+    access_id = granted["access_id"]
+    first, *others = await session.rows(
+        "find_source",
+        owner
+        | {
+            "tenant_id": principal.tenant_id,
+            "access_id": access_id,
+            "source_type": source_type,
+            "source_id": source_id,
+        },
+    )
+    return Known(
+        access_id=access_id,
+        generation=first["generation"],
+        document_id=first["id"],
+        document_access_id=first["access_id"],
+        source_hash=first["source_hash"],
+        updated_at=first["updated_at"],
+        surplus=tuple((row["access_id"], row["id"]) for row in others),
+    )
+
+
+async def kept_embeddings(
+    database: Database, principal: Principal, known: Known, *, chunk_hashes: Sequence[str], embedding_model: str
+) -> dict[str, str]:
+    """Embeddings, as the database writes them, of those hashes that the present document already has."""
+    if known.document_id is None:
+        return {}
+    async with database.transaction(principal, read_only=True) as session:
+        rows = await session.rows(
+            "find_embeddings",
+            {
+                "tenant_id": principal.tenant_id,
+                "access_id": known.document_access_id,
+                "document_id": known.document_id,
+                "embedding_model": embedding_model,
+                "chunk_hashes": list(chunk_hashes),
+            },
+        )
+    return {row["chunk_hash"]: row["embedding"] for row in rows}
+
+
+async def replace(
+    database: Database,
+    principal: Principal,
+    destination: Destination,
+    known: Known,
+    record: Record,
+    chunks: Sequence[Chunk],
+    embeddings: Mapping[str, str],
+    *,
+    embedding_model: str,
+    token_counter: str,
+) -> UUID:
+    """Write a document and its chunks in one transaction; readers see the old or the new, never a mix.
+
+    `embeddings` maps each chunk hash to its vector in halfvec's notation. Raises SourceRetracted when
+    the source was deleted or written by somebody else since `known` was read.
+    """
+    async with database.transaction(principal, publish=destination.publishes) as session:
+        await _lock(session, principal, destination, record.source_type, record.source_id)
+        present = await _known(session, principal, destination, record.source_type, record.source_id)
+        if present != known:
+            raise SourceRetracted()
+
+        document: dict[str, Any] = {
+            "tenant_id": principal.tenant_id,
+            "access_id": known.access_id,
+            "id": known.document_id,
+            "source_type": record.source_type,
+            "source_id": record.source_id,
+            "source_uri": record.source_uri,
+            "source_hash": record.source_hash,
+            "source_updated_at": record.source_updated_at,
+            "language": record.language,
+            "title": record.title,
+            "body": record.body,
+            "domain": record.domain,
+            "doc_type": record.doc_type,
+            "provenance_id": record.provenance_id,
+            "task_id": record.task_id,
+            "verified": record.verified,
+            "metadata": Jsonb(dict(record.metadata)),
+            "created_at": None,
+        }
+        surplus = list(known.surplus)
+        staying: set[int] = set()
+        chunk_place = {
+            "tenant_id": principal.tenant_id,
+            "access_id": known.access_id,
+            "embedding_model": embedding_model,
+            "language": record.language,
+        }
+        if known.document_id is not None and not known.moves:
+            await session.run("update_document", document)
+            rows = await session.rows(
+                "delete_chunks",
+                chunk_place
+                | {
+                    "document_id": known.document_id,
+                    "wanted_indexes": [chunk.index for chunk in chunks],
+                    "wanted_keys": [_chunk_key(chunk, token_counter) for chunk in chunks],
+                },
+            )
+            staying = {row["chunk_index"] for row in rows}
+        else:
+            # Another class means a rewrite: the id stays, the row is new, and the old one goes below.
+            if known.moves:
+                assert known.document_id is not None
+                assert known.document_access_id is not None
+                surplus.append((known.document_access_id, known.document_id))
+            inserted = await session.row("insert_document", document)
+            if inserted is None:
+                raise ScopeForbidden()
+            document["id"] = inserted["id"]
+        document_id: UUID = document["id"]
+
+        missing = [chunk for chunk in chunks if chunk.index not in staying]
+        for start in range(0, len(missing), CHUNKS_PER_STATEMENT):
+            batch = missing[start : start + CHUNKS_PER_STATEMENT]
+            await session.run(
+                "insert_chunks",
+                chunk_place
+                | {
+                    "document_id": document_id,
+                    "token_counter": token_counter,
+                    "chunk_indexes": [chunk.index for chunk in batch],
+                    "chunk_texts": [chunk.text for chunk in batch],
+                    "chunk_hashes": [chunk.hash for chunk in batch],
+                    "token_counts": [chunk.token_count for chunk in batch],
+                    "start_offsets": [chunk.start for chunk in batch],
+                    "end_offsets": [chunk.end for chunk in batch],
+                    "page_numbers": [chunk.page_number for chunk in batch],
+                    "sections": [chunk.section for chunk in batch],
+                    "indexed_texts": [chunk.embedded_text for chunk in batch],
+                    "embeddings": [embeddings[chunk.hash] for chunk in batch],
+                },
+            )
+        for access_id, surplus_id in surplus:
+            await session.run(
+                "delete_document",
+                {"tenant_id": principal.tenant_id, "access_id": access_id, "id": surplus_id},
+            )
+    return document_id
+
+
+async def read_document(database: Database, principal: Principal, document_id: UUID) -> dict[str, Any]:
+    """One document with its text. Raises DocumentNotFound, the same for a missing and a hidden one."""
+    async with database.transaction(principal, read_only=True) as session:
+        row = await session.row("get_document", {"tenant_id": principal.tenant_id, "id": document_id})
+    if row is None:
+        raise DocumentNotFound()
+    return row
+
+
+async def remove_document(database: Database, principal: Principal, document_id: UUID, *, reason: str) -> None:
+    """Delete a document so that nothing that is in flight brings it back.
+
+    Raises DocumentNotFound, the same for a missing and a hidden one; ScopeForbidden for one that the
+    principal may read and not write.
+    """
+    row = await read_document(database, principal, document_id)
+    destination = Destination(
+        scope=row["scope"], user_id=row["user_id"], project_id=row["project_id"], tags=tuple(row["tags"])
+    )
+    source = {"source_type": row["source_type"], "source_id": row["source_id"]}
+    async with database.transaction(principal, publish=destination.publishes) as session:
+        await _lock(session, principal, destination, row["source_type"], row["source_id"])
+        place = {"tenant_id": principal.tenant_id, "access_id": row["access_id"]}
+        if await session.row("delete_document", place | {"id": document_id}) is None:
+            # Gone since it was read, or there only to be read.
+            if await session.row("get_document", {"tenant_id": principal.tenant_id, "id": document_id}) is None:
+                raise DocumentNotFound()
+            raise ScopeForbidden()
+        await session.run("bury_source", place | source | {"reason": reason})
+
+
+async def _lock(
+    session: Session, principal: Principal, destination: Destination, source_type: str, source_id: str
+) -> None:
+    """One writer at a time for a source of one owner, whatever its tags."""
+    named = (
+        principal.tenant_id,
+        destination.scope,
+        destination.user_id,
+        destination.project_id,
+        source_type,
+        source_id,
+    )
+    await session.run("lock_source", {"source": json.dumps(named)})
+
+
+def _chunk_key(chunk: Chunk, token_counter: str) -> str:
+    """What has to be equal for a stored chunk to stay; the text that delete_chunks puts together as well."""
+    parts = (chunk.hash, chunk.start, chunk.end, chunk.page_number, token_counter)
+    return ":".join(str(part) for part in parts if part is not None)
+
+
+def halfvec(vector: Sequence[float]) -> str:
+    """A vector in the notation that the database reads; 6 digits hold more than the 11 bits of a half."""
+    return "[" + ",".join(f"{value:.6g}" for value in vector) + "]"
+
+
+def sha256(*parts: str | bytes | None) -> str:
+    """One digest over parts that cannot run into each other; hexadecimal."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = b"\xff" if part is None else part.encode() if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "big"))
+        total.update(data)
+    return total.hexdigest()

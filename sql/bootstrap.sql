@@ -1,0 +1,96 @@
+-- Everything that a superuser ever does for Palisade: the extension, the roles, the schema.
+-- Run once per database, by a superuser, before the first `rag migrate`; running it again changes nothing.
+--
+--   psql -d palisade -f sql/bootstrap.sql
+--
+-- Login roles get no password here. Give them one (`alter role rag_app password '…'`), or a certificate,
+-- the way the rest of your cluster does it.
+
+-- Roles are shared by all databases of a cluster. None is a superuser or bypasses row security.
+do $$
+declare
+    role_name text;
+begin
+    foreach role_name in array array['rag_owner', 'rag_search', 'rag_analyst'] loop
+        if to_regrole(role_name) is null then
+            execute format('create role %I nologin noinherit', role_name);
+        end if;
+    end loop;
+    foreach role_name in array array['rag_migrator', 'rag_app', 'rag_publisher', 'rag_operator'] loop
+        if to_regrole(role_name) is null then
+            execute format('create role %I login noinherit', role_name);
+        end if;
+    end loop;
+end
+$$;
+
+comment on role rag_owner is 'Palisade: owns schema rag and all tables; nobody logs in as it';
+comment on role rag_search is 'Palisade: owns the definer functions on the query path; nobody logs in as it';
+comment on role rag_analyst is 'Palisade: group of people who query the views with their own login';
+comment on role rag_migrator is 'Palisade: runs the migrations, by becoming rag_owner';
+comment on role rag_app is 'Palisade: the service; queries, ingestion, jobs';
+comment on role rag_publisher is 'Palisade: the service; the only role that may write scope public';
+comment on role rag_operator is 'Palisade: people who maintain, erase and audit; never in the service';
+
+-- Membership without inheritance: rights are taken on by an explicit `set role`, never by accident.
+grant rag_owner to rag_migrator with inherit false, set true;
+grant rag_search to rag_owner with inherit false, set true;
+
+-- pg_temp last, so that nobody's temporary object shadows ours.
+alter role rag_owner set search_path = rag, pg_temp;
+alter role rag_search set search_path = rag, pg_temp;
+alter role rag_migrator set search_path = rag, pg_temp;
+alter role rag_app set search_path = rag, pg_temp;
+alter role rag_publisher set search_path = rag, pg_temp;
+alter role rag_operator set search_path = rag, pg_temp;
+
+-- Held by the server, so that no client can forget them. A query takes milliseconds, an ingest
+-- transaction of a large document seconds; a transaction that idles holds a connection of the pool.
+alter role rag_app set statement_timeout = '30s';
+alter role rag_app set lock_timeout = '10s';
+alter role rag_app set idle_in_transaction_session_timeout = '30s';
+alter role rag_publisher set statement_timeout = '30s';
+alter role rag_publisher set lock_timeout = '10s';
+alter role rag_publisher set idle_in_transaction_session_timeout = '30s';
+
+create schema if not exists rag authorization rag_owner;
+comment on schema rag is 'Palisade: documents, chunks and who may retrieve them';
+
+create extension if not exists vector with schema rag;
+
+-- The search path of every role is schema rag alone, so pgvector has to be there.
+do $$
+declare
+    found_in text := (
+        select namespace.nspname
+        from pg_extension as extension
+        join pg_namespace as namespace on namespace.oid = extension.extnamespace
+        where extension.extname = 'vector'
+    );
+begin
+    if found_in <> 'rag' then
+        raise exception 'extension vector is in schema %, and Palisade needs it in schema rag', found_in
+            using hint = 'Run: alter extension vector set schema rag;  or use a database of its own.';
+    end if;
+end
+$$;
+
+revoke all on schema rag from public;
+grant usage on schema rag to rag_search, rag_migrator, rag_app, rag_publisher, rag_operator;
+
+-- Functions are executable by everyone unless this says otherwise; it cannot be said per schema.
+alter default privileges for role rag_owner revoke execute on functions from public;
+
+-- No temporary objects, no objects in schema public, no connections of other roles.
+do $$
+begin
+    execute format('revoke all on database %I from public', current_database());
+    execute format(
+        'grant connect on database %I to rag_migrator, rag_app, rag_publisher, rag_operator',
+        current_database()
+    );
+    if to_regnamespace('public') is not null then
+        revoke create on schema public from public;
+    end if;
+end
+$$;

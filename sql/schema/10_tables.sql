@@ -1,0 +1,289 @@
+-- Tables. `tenant_id` is part of every primary, unique and foreign key, and is never updated, so
+-- that the schema can be distributed by tenant. `access_id` is the only column that decides access.
+
+create table rag_access_classes (
+    tenant_id text not null,
+    -- Random, so that it counts nothing and names nobody.
+    access_id bigint not null default ('x' || substr(md5(gen_random_uuid()::text), 1, 15))::bit(60)::bigint,
+    scope text not null,
+    user_id bigint,
+    project_id text,
+    tags text[] not null,
+    tags_digest bytea not null,
+    created_at timestamptz not null default now(),
+    constraint rag_access_classes_pkey primary key (tenant_id, access_id),
+    constraint rag_access_classes_combination unique nulls not distinct (
+        tenant_id, scope, user_id, project_id, tags_digest
+    ),
+    constraint rag_access_classes_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_access_classes_owner check (
+        case scope
+            when 'public' then user_id is null and project_id is null
+            when 'user' then user_id > 0 and project_id is null
+            when 'project' then user_id > 0 and length(project_id) between 1 and 128 and project_id <> '*'
+            else false
+        end is true
+    ),
+    constraint rag_access_classes_tags check (
+        cardinality(tags) between 1 and 256 and array_position(tags, null) is null
+    )
+);
+
+comment on table rag_access_classes is 'One row for each combination of tenant, scope, owner, project and tags that some document has; a document belongs to exactly one';
+comment on column rag_access_classes.tenant_id is 'The tenant; nothing is ever shared between two';
+comment on column rag_access_classes.access_id is 'Opaque number of the class; the only thing that policies, indexes and statistics look at';
+comment on column rag_access_classes.scope is 'public: everyone of the tenant; user: its owner; project: its owner and the members of the project';
+comment on column rag_access_classes.user_id is 'The owner of a user or project class; null for public';
+comment on column rag_access_classes.project_id is 'The project, a name chosen by its owner; null unless scope is project';
+comment on column rag_access_classes.tags is 'Sorted, distinct; the class is visible only to principals that hold one of them';
+comment on column rag_access_classes.tags_digest is 'SHA-256 of tags as JSON: 256 tags do not fit into an index entry';
+comment on column rag_access_classes.created_at is 'When the first document of this class was written';
+
+create table rag_project_members (
+    tenant_id text not null,
+    owner_user_id bigint not null,
+    project_id text not null,
+    member_user_id bigint not null,
+    may_write boolean not null default false,
+    created_at timestamptz not null default now(),
+    constraint rag_project_members_pkey primary key (tenant_id, member_user_id, owner_user_id, project_id),
+    constraint rag_project_members_ids check (
+        length(tenant_id) between 1 and 128
+        and owner_user_id > 0
+        and member_user_id > 0
+        and owner_user_id <> member_user_id
+        and length(project_id) between 1 and 128
+        and project_id <> '*'
+    )
+);
+
+comment on table rag_project_members is 'Projects shared by their owner with other users of the same tenant';
+comment on column rag_project_members.tenant_id is 'The tenant of owner and member';
+comment on column rag_project_members.owner_user_id is 'The user who owns the project';
+comment on column rag_project_members.project_id is 'The owner''s name of the project';
+comment on column rag_project_members.member_user_id is 'The user whom it is shared with';
+comment on column rag_project_members.may_write is 'Whether the member may also write documents of the project';
+comment on column rag_project_members.created_at is 'When it was shared';
+
+create table rag_documents (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    access_id bigint not null,
+    scope text not null,
+    user_id bigint,
+    project_id text,
+    tags text[] not null,
+    source_type text not null,
+    source_id text not null,
+    source_uri text,
+    source_hash text not null,
+    source_updated_at timestamptz,
+    language text,
+    title text not null,
+    body text not null,
+    domain text,
+    doc_type text,
+    provenance_id text,
+    task_id text,
+    verified boolean not null default false,
+    metadata jsonb not null default '{}',
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    content_updated_at timestamptz not null default now(),
+    constraint rag_documents_pkey primary key (tenant_id, access_id, id),
+    constraint rag_documents_source unique (tenant_id, access_id, source_type, source_id),
+    constraint rag_documents_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete restrict,
+    constraint rag_documents_source_lengths check (
+        length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
+    ),
+    constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
+);
+
+-- Documents are looked up by their id alone: the caller knows no access_id.
+create index rag_documents_id on rag_documents (tenant_id, id);
+
+comment on table rag_documents is 'One row for each ingested source in each access class';
+comment on column rag_documents.tenant_id is 'The tenant';
+comment on column rag_documents.id is 'Random UUIDv4 made by the server, kept when the content or the tags change';
+comment on column rag_documents.access_id is 'The access class; decides who may see the row; never updated';
+comment on column rag_documents.scope is 'For people to read: scope of the class';
+comment on column rag_documents.user_id is 'For people to read: owner of the class';
+comment on column rag_documents.project_id is 'For people to read: project of the class';
+comment on column rag_documents.tags is 'For people to read: tags of the class';
+comment on column rag_documents.source_type is 'What kind of source: markdown, readme, project_spec, decision, incident, pdf, …';
+comment on column rag_documents.source_id is 'The source''s own identifier, such as its path; one document for each within a class; at most 512 bytes';
+comment on column rag_documents.source_uri is 'Where a person finds the source';
+comment on column rag_documents.source_hash is 'SHA-256 of the content and of how it was read and cut; equal means nothing to do';
+comment on column rag_documents.source_updated_at is 'When the source itself says it changed';
+comment on column rag_documents.language is 'ISO 639-1 code; chooses the text-search configuration; null when unknown';
+comment on column rag_documents.title is 'What a citation calls the document';
+comment on column rag_documents.body is 'The whole text; offsets of chunks count its characters';
+comment on column rag_documents.domain is 'Subject area given by the caller';
+comment on column rag_documents.doc_type is 'Kind of document given by the caller';
+comment on column rag_documents.provenance_id is 'What the document was derived from';
+comment on column rag_documents.task_id is 'The task that produced the document';
+comment on column rag_documents.verified is 'Whether somebody has approved the content';
+comment on column rag_documents.metadata is 'Whatever else the caller wants back, a JSON object';
+comment on column rag_documents.created_at is 'When the document was first ingested';
+comment on column rag_documents.updated_at is 'When any column last changed';
+comment on column rag_documents.content_updated_at is 'When the body last changed; a citation of an earlier version is stale';
+
+create table rag_chunks (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    access_id bigint not null,
+    document_id uuid not null,
+    chunk_index integer not null,
+    chunk_text text not null,
+    chunk_hash text not null,
+    token_count integer not null,
+    token_counter text not null,
+    start_offset integer not null,
+    end_offset integer not null,
+    page_number integer,
+    section text,
+    embedding halfvec(:embedding_dimensions) not null,
+    embedding_model text not null,
+    tsv tsvector not null,
+    lexeme_count integer not null,
+    language text,
+    created_at timestamptz not null default now(),
+    constraint rag_chunks_pkey primary key (tenant_id, access_id, id),
+    constraint rag_chunks_place unique (tenant_id, access_id, document_id, chunk_index),
+    constraint rag_chunks_document foreign key (tenant_id, access_id, document_id)
+        references rag_documents (tenant_id, access_id, id) on delete cascade,
+    constraint rag_chunks_index check (chunk_index >= 0),
+    -- A tsvector holds 1 MiB and ignores words beyond 2 KiB; 32 KiB of text stay clear of both.
+    constraint rag_chunks_text check (octet_length(chunk_text) between 1 and 32768),
+    constraint rag_chunks_tokens check (token_count >= 0),
+    constraint rag_chunks_offsets check (start_offset >= 0 and end_offset > start_offset),
+    constraint rag_chunks_lexemes check (lexeme_count >= 0),
+    -- A zero vector has no direction: its cosine is NaN, and an index leaves it out without a word.
+    constraint rag_chunks_embedding check (l2_norm(embedding) > 0)
+);
+
+-- Read row by row during an exact scan, so both stay in the row: the vector as it is, the tsvector
+-- uncompressed as long as two rows fit on a page. The text is the first to move out.
+alter table rag_chunks alter column embedding set storage plain;
+alter table rag_chunks alter column tsv set storage main;
+alter table rag_chunks set (toast_tuple_target = 4080);
+
+comment on table rag_chunks is 'The passages that are searched; SourceId of a chunk is document_id:chunk_index';
+comment on column rag_chunks.tenant_id is 'The tenant';
+comment on column rag_chunks.id is 'Random identifier of this version of the chunk';
+comment on column rag_chunks.access_id is 'The access class, always that of the document; decides who may see the row; never updated';
+comment on column rag_chunks.document_id is 'The document';
+comment on column rag_chunks.chunk_index is 'Position within the document, from 0';
+comment on column rag_chunks.chunk_text is 'The text, exactly body[start_offset, end_offset) of the document; at most 32 KiB';
+comment on column rag_chunks.chunk_hash is 'SHA-256 of what was embedded; equal means that the embedding can be kept';
+comment on column rag_chunks.token_count is 'Tokens of chunk_text, as token_counter counts them';
+comment on column rag_chunks.token_counter is 'How token_count was made: a tokenizer''s name, or bytes/3 for the estimate';
+comment on column rag_chunks.start_offset is 'First character in the body, from 0';
+comment on column rag_chunks.end_offset is 'Character after the last one in the body';
+comment on column rag_chunks.page_number is 'Page of the source, from 1; null when it has no pages';
+comment on column rag_chunks.section is 'Path of headings, outermost first; null when there is none';
+comment on column rag_chunks.embedding is 'Unit vector of title, section and text; models of fewer dimensions are padded with zeros';
+comment on column rag_chunks.embedding_model is 'The model that made the embedding; vectors of different models are never compared';
+comment on column rag_chunks.tsv is 'Lexemes of title, section and text in the configuration of the language';
+comment on column rag_chunks.lexeme_count is 'Occurrences of lexemes in tsv: the length that BM25 normalises by';
+comment on column rag_chunks.language is 'Language of the document';
+comment on column rag_chunks.created_at is 'When this version of the chunk was written';
+
+create table rag_tombstones (
+    tenant_id text not null,
+    access_id bigint not null,
+    source_type text not null,
+    source_id text not null,
+    generation bigint not null default 1,
+    reason text not null,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_type, source_id),
+    constraint rag_tombstones_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete restrict
+);
+
+comment on table rag_tombstones is 'Sources that were deleted: an ingest that began before the deletion finds a newer generation here and gives up';
+comment on column rag_tombstones.tenant_id is 'The tenant';
+comment on column rag_tombstones.access_id is 'The access class of the deleted document';
+comment on column rag_tombstones.source_type is 'The deleted document''s source_type';
+comment on column rag_tombstones.source_id is 'The deleted document''s source_id';
+comment on column rag_tombstones.generation is 'Number of deletions so far; only grows';
+comment on column rag_tombstones.reason is 'Why it was deleted';
+comment on column rag_tombstones.created_at is 'When it was first deleted';
+comment on column rag_tombstones.updated_at is 'When it was last deleted';
+
+create table rag_query_logs (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    user_id bigint,
+    project_id text,
+    scope text,
+    query_hash text not null,
+    query_length integer not null,
+    query_text text,
+    mode text not null,
+    embedding_model text,
+    model_used text,
+    result_count integer not null,
+    citation_count integer not null,
+    context_tokens integer not null,
+    confidence integer,
+    action text,
+    retrieval_ms double precision not null,
+    generation_ms double precision not null,
+    latency_ms double precision not null,
+    created_at timestamptz not null default now(),
+    constraint rag_query_logs_pkey primary key (tenant_id, id)
+);
+
+create index rag_query_logs_time on rag_query_logs (tenant_id, created_at);
+
+comment on table rag_query_logs is 'One row for each answered question';
+comment on column rag_query_logs.tenant_id is 'The tenant';
+comment on column rag_query_logs.id is 'Identifier of the question, also the request''s query_id';
+comment on column rag_query_logs.user_id is 'Who asked; null for a principal without a user';
+comment on column rag_query_logs.project_id is 'The principal''s project; * for all of theirs';
+comment on column rag_query_logs.scope is 'How far the request was narrowed; null for not at all';
+comment on column rag_query_logs.query_hash is 'SHA-256 of the question';
+comment on column rag_query_logs.query_length is 'Characters of the question';
+comment on column rag_query_logs.query_text is 'The question itself, only when RAG_LOG_QUERY_TEXT is on';
+comment on column rag_query_logs.mode is 'Which arms ran: hybrid, partial, keyword; none when nothing was found';
+comment on column rag_query_logs.embedding_model is 'The model that embedded the question; null when it was not embedded';
+comment on column rag_query_logs.model_used is 'What wrote the answer; null when only hits were asked for';
+comment on column rag_query_logs.result_count is 'Chunks that the search returned';
+comment on column rag_query_logs.citation_count is 'Citations that survived the re-check';
+comment on column rag_query_logs.context_tokens is 'Tokens of context in the prompt';
+comment on column rag_query_logs.confidence is 'Confidence from 0 to 100; null when nothing was generated';
+comment on column rag_query_logs.action is 'CITE or ROUTE; null when nothing was generated';
+comment on column rag_query_logs.retrieval_ms is 'Milliseconds for embedding the question and searching';
+comment on column rag_query_logs.generation_ms is 'Milliseconds for writing the answer';
+comment on column rag_query_logs.latency_ms is 'Milliseconds in all';
+comment on column rag_query_logs.created_at is 'When it was asked';
+
+create table rag_query_log_chunks (
+    tenant_id text not null,
+    query_id uuid not null,
+    user_id bigint,
+    rank integer not null,
+    document_id uuid not null,
+    chunk_index integer not null,
+    score double precision not null,
+    cosine double precision,
+    cited boolean not null,
+    constraint rag_query_log_chunks_pkey primary key (tenant_id, query_id, rank),
+    constraint rag_query_log_chunks_query foreign key (tenant_id, query_id)
+        references rag_query_logs (tenant_id, id) on delete cascade
+);
+
+comment on table rag_query_log_chunks is 'The chunks that a question got back, one row each';
+comment on column rag_query_log_chunks.tenant_id is 'The tenant';
+comment on column rag_query_log_chunks.query_id is 'The question';
+comment on column rag_query_log_chunks.user_id is 'Who asked, as in the question''s row';
+comment on column rag_query_log_chunks.rank is 'Position in the result, from 1';
+comment on column rag_query_log_chunks.document_id is 'The document, which may be gone by now';
+comment on column rag_query_log_chunks.chunk_index is 'The chunk within the document';
+comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
+comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
+comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
