@@ -1,0 +1,34 @@
+"""Palisade: retrieval-augmented generation in which Postgres decides who may retrieve what."""
+
+from rag.answer import RAGService
+from rag.errors import (
+    ContextError,
+    LLMConnectionError,
+    LLMError,
+    LLMTimeoutError,
+    ModelNotAllowedError,
+    ModelUnavailableError,
+    RAGServiceError,
+    TokenBudgetExceededError,
+)
+from rag.exchange import ChatMessage, Citation, ConfidenceScore, RAGRequest, RAGResponse, RouteTarget
+from rag.principal import Principal
+
+__all__ = [
+    "ChatMessage",
+    "Citation",
+    "ConfidenceScore",
+    "ContextError",
+    "LLMConnectionError",
+    "LLMError",
+    "LLMTimeoutError",
+    "ModelNotAllowedError",
+    "ModelUnavailableError",
+    "Principal",
+    "RAGRequest",
+    "RAGResponse",
+    "RAGService",
+    "RAGServiceError",
+    "RouteTarget",
+    "TokenBudgetExceededError",
+]

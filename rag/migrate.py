@@ -32,9 +32,8 @@ def frozen_sql(name: str) -> str:
     """What migration file `name` runs; raises SchemaMismatch when it is not what was frozen."""
     folder = migrations_folder() / "frozen"
     content = (folder / name).read_bytes()
-    sums = dict(
-        reversed(line.split(maxsplit=1)) for line in (folder / "SHA256SUMS").read_text("utf-8").splitlines()
-    )
+    lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    sums = {file: recorded for recorded, file in (line.split() for line in lines)}
     if sums.get(name) != hashlib.sha256(content).hexdigest():
         raise SchemaMismatch(f"{name} is not what was frozen: a migration that was written never changes")
     return content.decode("utf-8")
@@ -104,6 +103,11 @@ def upgrade(url: str, *, dimensions: int, revision: str = "head") -> None:
 def downgrade(url: str, *, dimensions: int, revision: str) -> None:
     """Undo migrations down to `revision`; `base` removes all tables and what is in them."""
     _run(command.downgrade, url, dimensions, revision)
+
+
+def print_script(*, dimensions: int) -> None:
+    """Print what `upgrade` would run on an empty database, for a DBA to read and run with psql."""
+    command.upgrade(alembic_config(None, dimensions=dimensions), "head", sql=True)
 
 
 def _run(action: object, url: str, dimensions: int, revision: str) -> None:

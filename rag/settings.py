@@ -101,9 +101,7 @@ class Settings(BaseSettings):
     # The trusted service: one key, its tenant, and what it may assert.
     rag_service_key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     rag_service_tenant_id: str | None = None
-    rag_service_actions: frozenset[Literal["query", "ingest", "delete"]] = frozenset(
-        {"query", "ingest", "delete"}
-    )
+    rag_service_actions: frozenset[Literal["query", "ingest", "delete"]] = frozenset({"query", "ingest", "delete"})
     rag_service_scopes: frozenset[Literal["public", "user", "project"]] = frozenset({"user", "project"})
     rag_service_tags: frozenset[str] = frozenset({"public"})
 

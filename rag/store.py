@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from rag.chunk import Chunk
 from rag.database import Database, Session
-from rag.errors import DocumentNotFound, ScopeForbidden, SourceRetracted
-from rag.principal import Principal
+from rag.errors import DocumentNotFound, InvalidInput, ScopeForbidden, SourceRetracted
+from rag.principal import ALL_PROJECTS, Principal, check_tags
 
 Scope = Literal["public", "user", "project"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 # More than 65,535 parameters are refused, and a statement should stay a few megabytes.
 CHUNKS_PER_STATEMENT = 500
@@ -36,6 +37,25 @@ class Destination:
     def publishes(self) -> bool:
         """Whether only rag_publisher may write there."""
         return self.scope == "public"
+
+
+def destination_of(principal: Principal, *, scope: str, tags: Iterable[str] | None = None) -> Destination:
+    """A destination whose owner is the principal; its tags are the principal's unless given.
+
+    Raises InvalidInput for a scope that is none, or that lacks its owner.
+    """
+    if scope not in SCOPES:
+        raise InvalidInput(f"scope must be one of {', '.join(SCOPES)}", field="scope")
+    if scope != "public" and principal.user_id is None:
+        raise InvalidInput(f"scope {scope} needs a user", field="user_id")
+    if scope == "project" and principal.project_id in (None, ALL_PROJECTS):
+        raise InvalidInput("scope project needs a project, and * names none", field="project_id")
+    return Destination(
+        scope=scope,
+        user_id=None if scope == "public" else principal.user_id,
+        project_id=principal.project_id if scope == "project" else None,
+        tags=principal.tags if tags is None else check_tags(list(tags)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +140,12 @@ async def _known(
 
 
 async def kept_embeddings(
-    database: Database, principal: Principal, known: Known, *, chunk_hashes: Sequence[str], embedding_model: str
+    database: Database,
+    principal: Principal,
+    known: Known,
+    *,
+    chunk_hashes: Sequence[str],
+    embedding_model: str,
 ) -> dict[str, str]:
     """Embeddings, as the database writes them, of those hashes that the present document already has."""
     if known.document_id is None:

@@ -1,0 +1,327 @@
+"""Bodies of requests and responses, and how a body is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from rag.exchange import MAX_QUESTION_BYTES, Narrowing, Passage, RAGResponse
+from rag.ingest import Ingested
+from rag.store import Scope
+
+UserId = Annotated[int | str | None, Field(description="A positive whole number, or its decimal string")]
+ProjectId = Annotated[str | None, Field(max_length=128, description="A project of the user, or * for all")]
+Tags = Annotated[list[str] | None, Field(max_length=256)]
+
+
+class Body(BaseModel):
+    """Strict: no unknown fields, no `"5"` or `true` for 5."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Message(Body):
+    role: Literal["user", "assistant"]
+    content: Annotated[str, Field(max_length=32_768)]
+
+
+class QueryBody(Body):
+    """A question; identity fields are the asserted principal (specs 001 and 002)."""
+
+    query: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_BYTES)]
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
+    scope: Narrowing | None = None
+    document_ids: Annotated[list[Annotated[UUID, Field(strict=False)]] | None, Field(max_length=1000)] = None
+    top_k: Annotated[int | None, Field(ge=1, le=100)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+    min_similarity: Annotated[float | None, Field(ge=-1, le=1, allow_inf_nan=False)] = None
+    mode: Literal["hybrid"] = "hybrid"
+    chat_history: Annotated[list[Message] | None, Field(max_length=200)] = None
+    model: Annotated[str | None, Field(max_length=128)] = None
+    generate: Annotated[bool, Field(description="false returns the passages alone")] = True
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "How long does a refund take?", "user_id": 7, "project_id": "orion"},
+                {
+                    "query": "deploy window",
+                    "user_id": 7,
+                    "scope": "project",
+                    "project_id": "orion",
+                    "generate": False,
+                },
+            ]
+        }
+    )
+
+
+class IngestBody(Body):
+    """A document as text. Its owner is the asserted principal."""
+
+    source_id: Annotated[str, Field(min_length=1, max_length=512)]
+    content: str
+    source_type: Annotated[str | None, Field(max_length=64)] = None
+    format: Literal["markdown", "text", "yaml"] | None = None
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
+    scope: Scope | None = None
+    tags: Tags = None
+    title: Annotated[str | None, Field(max_length=512)] = None
+    language: Annotated[str | None, Field(pattern=r"^[a-z]{2}$")] = None
+    source_uri: Annotated[str | None, Field(max_length=2048)] = None
+    source_updated_at: Annotated[datetime | None, Field(strict=False)] = None
+    domain: Annotated[str | None, Field(max_length=128)] = None
+    doc_type: Annotated[str | None, Field(max_length=128)] = None
+    provenance_id: Annotated[str | None, Field(max_length=256)] = None
+    task_id: Annotated[str | None, Field(max_length=256)] = None
+    verified: bool = False
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "source_id": "handbook/refunds.md",
+                    "content": "# Refunds\n\nA refund takes five working days.",
+                    "user_id": 7,
+                    "scope": "user",
+                }
+            ]
+        }
+    )
+
+
+class IngestAnswer(BaseModel):
+    document_id: UUID
+    status: Literal["created", "updated", "moved", "unchanged"]
+    chunks: Annotated[int, Field(description="0 when unchanged")]
+    embedded: Annotated[int, Field(description="Chunks that the embedding model had to read")]
+    tokens: int
+
+    @classmethod
+    def of(cls, ingested: Ingested) -> IngestAnswer:
+        return cls.model_validate(ingested, from_attributes=True)
+
+
+class Hit(BaseModel):
+    """A passage and why it was chosen; larger scores are better."""
+
+    source_id: str
+    document_id: UUID
+    chunk_index: int
+    document_name: str
+    source_type: str
+    source_uri: str | None
+    section: str | None
+    page_number: int | None
+    language: str | None
+    scope: str
+    tags: list[str]
+    verified: bool
+    text: str
+    score: float
+    keyword_rank: int | None
+    keyword_score: float
+    keyword_share: float
+    vector_rank: int | None
+    cosine: float | None
+    token_count: int
+    tokens_total: int | None
+    reason: str
+    recall: str
+
+    @classmethod
+    def of(cls, passage: Passage) -> Hit:
+        return cls.model_validate(passage, from_attributes=True)
+
+
+class Confidence(BaseModel):
+    overall: Annotated[int, Field(ge=0, le=100)]
+    retrieval_score: float
+    coverage_score: float
+    llm_score: int
+
+
+class CitationOut(BaseModel):
+    source_id: Annotated[str, Field(description="{document_id}:{chunk_index}")]
+    document_id: str
+    document_name: str
+    chunk_index: int
+    page_number: int | None
+    section: str | None
+    relevance_score: float
+    snippet: str
+    snippet_full: str
+    stale: bool
+
+
+class Route(BaseModel):
+    tag: str
+    owner_user_id: str | None
+    owner_email: str | None
+    reason: str
+    fallback: bool
+
+
+class QueryAnswer(BaseModel):
+    """The RAGResponse of spec 001; with `generate: false` only `hits`, `degraded` and `mode` say something."""
+
+    answer: str | None
+    confidence: Confidence | None
+    citations: list[CitationOut]
+    action: Literal["CITE", "ROUTE"] | None
+    route_to: Route | None
+    model_used: str | None
+    context_chunks_used: int
+    context_tokens_used: int
+    generation_time_ms: float
+    grounded: bool
+    query_id: str | None
+    degraded: list[str]
+    hits: list[Hit]
+
+    @classmethod
+    def of(cls, response: RAGResponse) -> QueryAnswer:
+        return cls(
+            answer=response.answer,
+            confidence=Confidence.model_validate(response.confidence, from_attributes=True),
+            citations=[CitationOut.model_validate(one, from_attributes=True) for one in response.citations],
+            action=response.action,
+            route_to=None
+            if response.route_to is None
+            else Route.model_validate(response.route_to, from_attributes=True),
+            model_used=response.model_used,
+            context_chunks_used=response.context_chunks_used,
+            context_tokens_used=response.context_tokens_used,
+            generation_time_ms=response.generation_time_ms,
+            grounded=response.grounded,
+            query_id=response.query_id,
+            degraded=response.degraded,
+            hits=[Hit.of(passage) for passage in response.passages],
+        )
+
+    @classmethod
+    def of_passages(cls, passages: list[Passage], *, degraded: list[str], retrieval_ms: float) -> QueryAnswer:
+        return cls(
+            answer=None,
+            confidence=None,
+            citations=[],
+            action=None,
+            route_to=None,
+            model_used=None,
+            context_chunks_used=len(passages),
+            context_tokens_used=sum(passage.token_count for passage in passages),
+            generation_time_ms=retrieval_ms,
+            grounded=False,
+            query_id=None,
+            degraded=degraded,
+            hits=[Hit.of(passage) for passage in passages],
+        )
+
+
+class DocumentAnswer(BaseModel):
+    document_id: UUID
+    title: str
+    scope: str
+    user_id: int | None
+    project_id: str | None
+    tags: list[str]
+    source_type: str
+    source_id: str
+    source_uri: str | None
+    language: str | None
+    domain: str | None
+    doc_type: str | None
+    verified: bool
+    metadata: dict[str, Any]
+    body: str
+    chunk_count: int
+    created_at: datetime
+    updated_at: datetime
+    content_updated_at: datetime
+    source_updated_at: datetime | None
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+    errors: list[dict[str, str]]
+
+
+def strict_route(max_body_bytes: int) -> type[APIRoute]:
+    """A route that reads bodies of at most so many bytes, and JSON as RFC 8259 has it.
+
+    The library would take UTF-16, NaN, and the last of two equal keys.
+    """
+
+    class StrictRequest(Request):
+        async def body(self) -> bytes:
+            if not hasattr(self, "_body"):
+                parts = []
+                size = 0
+                async for part in self.stream():
+                    size += len(part)
+                    if size > max_body_bytes:
+                        raise HTTPException(413, f"The body is larger than {max_body_bytes} bytes")
+                    parts.append(part)
+                self._body = b"".join(parts)
+            return self._body
+
+        async def json(self) -> Any:
+            body = await self.body()
+            try:
+                return json.loads(body.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+            except UnicodeDecodeError as error:
+                raise HTTPException(400, "The body is not UTF-8") from error
+            except RecursionError as error:
+                raise HTTPException(400, "The body is nested too deeply") from error
+            except json.JSONDecodeError:
+                raise
+            except ValueError as error:
+                raise HTTPException(400, str(error)) from error
+
+    class StrictRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def strictly(request: Request) -> Response:
+                length = request.headers.get("content-length", "")
+                if length.isdecimal() and int(length[:19]) > max_body_bytes:
+                    raise HTTPException(413, f"The body is larger than {max_body_bytes} bytes")
+                return await handle(StrictRequest(request.scope, request.receive))
+
+            return strictly
+
+    return StrictRoute
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("The body has the same key twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,162 @@
+"""One table from error classes to HTTP, and one shape for every error body (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from rag import errors
+
+log = structlog.get_logger(__name__)
+
+# The most specific class that an error is an instance of decides.
+STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
+    errors.RAGServiceError: (500, "internal_error"),
+    errors.InvalidInput: (422, "invalid_input"),
+    errors.EmptyDocument: (422, "empty_document"),
+    errors.DocumentTooLarge: (413, "document_too_large"),
+    errors.UnreadableDocument: (422, "unreadable_document"),
+    errors.UnsupportedFormat: (415, "unsupported_format"),
+    errors.AccessError: (403, "forbidden"),
+    errors.Unauthenticated: (401, "unauthenticated"),
+    errors.PrincipalMismatch: (403, "principal_mismatch"),
+    errors.ScopeForbidden: (403, "scope_forbidden"),
+    errors.DocumentNotFound: (404, "not_found"),
+    errors.SourceRetracted: (409, "source_changed"),
+    errors.DatabaseError: (500, "database_error"),
+    errors.DatabaseUnavailable: (503, "database_unavailable"),
+    errors.DatabaseTimeout: (504, "database_timeout"),
+    errors.StorageFull: (507, "storage_full"),
+    errors.BarrierDown: (503, "barrier_down"),
+    errors.SchemaMismatch: (503, "schema_mismatch"),
+    errors.EmbeddedUnavailable: (503, "database_unavailable"),
+    errors.EmbeddingError: (502, "embedding_failed"),
+    errors.EmbeddingUnavailable: (503, "embedding_unavailable"),
+    errors.EmbeddingTimeout: (504, "embedding_timeout"),
+    errors.EmbeddingInvalid: (502, "embedding_invalid"),
+    errors.LLMError: (502, "model_failed"),
+    errors.LLMConnectionError: (503, "model_unreachable"),
+    errors.LLMTimeoutError: (504, "model_timeout"),
+    errors.LLMIncompleteError: (502, "model_incomplete"),
+    errors.ContextOverflowError: (502, "context_overflow"),
+    errors.ModelNotAllowedError: (400, "model_not_allowed"),
+    errors.ModelUnavailableError: (503, "model_unavailable"),
+    errors.ContextError: (500, "context_failed"),
+    errors.TokenBudgetExceededError: (422, "token_budget_exceeded"),
+}
+
+CODES = {
+    400: "bad_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    421: "wrong_host",
+    500: "internal_error",
+    503: "unavailable",
+}
+
+# Spec 000 asks the user to come back; a connection or a model server takes about that long.
+RETRY_AFTER_S = 5
+RETRYABLE = {429, 503}
+
+MAX_ECHO = 200
+"""Characters of a caller's own field name that an error may repeat."""
+
+
+def problem(
+    request: Request,
+    *,
+    status: int,
+    code: str,
+    title: str,
+    detail: str,
+    fields: list[dict[str, str]] | None = None,
+) -> Response:
+    """An `application/problem+json` response; the request's id is in it and in its headers."""
+    request_id = getattr(request.state, "request_id", "")
+    body: dict[str, Any] = {
+        "type": f"urn:palisade:problem:{code}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "instance": f"urn:uuid:{request_id}",
+        "code": code,
+        "request_id": request_id,
+        "errors": fields or [],
+    }
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in RETRYABLE else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    # Escaped to ASCII: a field name may be a lone surrogate, which no encoder would take.
+    return Response(json.dumps(body), status_code=status, headers=headers, media_type="application/problem+json")
+
+
+def status_of(error: errors.RAGServiceError) -> tuple[int, str]:
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    raise AssertionError("every error descends from RAGServiceError")
+
+
+def add_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(errors.RAGServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.RAGServiceError)
+    status, code = status_of(error)
+    if status >= 500:
+        log.warning("request_failed", code=code, cause=type(error.__cause__ or error).__name__)
+    fields = [{"field": error.field, "message": error.message}] if error.field else []
+    title = (type(error).__doc__ or "").strip().rstrip(".")
+    return problem(request, status=status, code=code, title=title, detail=error.message, fields=fields)
+
+
+async def _invalid_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fields = []
+    for entry in error.errors()[:20]:
+        place = ".".join(str(part) for part in entry["loc"] if part != "body")
+        fields.append({"field": place[:MAX_ECHO] or "body", "message": entry["msg"][:MAX_ECHO]})
+    malformed = any(entry["type"] == "json_invalid" for entry in error.errors())
+    return problem(
+        request,
+        status=400 if malformed else 422,
+        code="malformed_json" if malformed else "invalid_input",
+        title="The body is not JSON" if malformed else "The request is malformed",
+        detail=fields[0]["field"] + ": " + fields[0]["message"],
+        fields=fields,
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code, "error")
+    response = problem(request, status=error.status_code, code=code, title=str(error.detail), detail=str(error.detail))
+    if error.status_code == 405 and error.headers:
+        response.headers.update(error.headers)
+    return response
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    log.error("unexpected_error", cause=type(error).__name__, exc_info=error)
+    return problem(
+        request,
+        status=500,
+        code="internal_error",
+        title="Internal error",
+        detail="The service failed; the request id finds the entry in its log.",
+    )

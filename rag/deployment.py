@@ -1,0 +1,78 @@
+"""The database that a command works with: the one that the settings name, else the embedded one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rag import embedded, migrate
+from rag.database import Database
+from rag.errors import DatabaseError, SchemaMismatch
+from rag.settings import Settings
+
+# Only the embedded database has one (DESIGN.md, section 2): it is one developer's own.
+EMBEDDED_TENANT = "default"
+LOGIN_ROLES = ("rag_app", "rag_publisher", "rag_migrator", "rag_operator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Where a database is; `server` is set for the embedded one."""
+
+    app_url: str
+    publisher_url: str | None
+    server: embedded.EmbeddedPostgres | None
+
+    @property
+    def default_tenant(self) -> str | None:
+        return None if self.server is None else EMBEDDED_TENANT
+
+    def open(self, settings: Settings) -> Database:
+        """The pools, not yet opened."""
+        return Database(
+            self.app_url,
+            publisher_url=self.publisher_url,
+            pool_size=settings.rag_pool_size,
+            pool_timeout_s=settings.rag_pool_timeout_seconds,
+        )
+
+
+def locate(settings: Settings) -> Deployment:
+    """Find the database; start and migrate the embedded one when no other is named.
+
+    Raises EmbeddedUnavailable, SchemaMismatch, DatabaseUnavailable.
+    """
+    if settings.rag_database_url is not None:
+        publisher = settings.rag_publisher_database_url
+        return Deployment(
+            app_url=settings.rag_database_url.get_secret_value(),
+            publisher_url=None if publisher is None else publisher.get_secret_value(),
+            server=None,
+        )
+    server = embedded.start(settings.rag_home)
+    prepare(server, settings)
+    return Deployment(app_url=server.url("rag_app"), publisher_url=server.url("rag_publisher"), server=server)
+
+
+def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> None:
+    """Migrate an embedded database that is behind. Raises SchemaMismatch for one from another draft."""
+    try:
+        revision, same = migrate.state(server.url("postgres"))
+    except DatabaseError as error:
+        raise DatabaseError(f"the embedded database in {server.home} does not answer") from error
+    if not same:
+        raise SchemaMismatch(
+            f"the embedded database in {server.home} was built by an earlier draft of this version's schema, "
+            "which is not released yet; `rag db rebuild` makes it anew and deletes what is in it"
+        )
+    if revision != migrate.head_revision():
+        migrate.bootstrap(server.url("postgres"), {role: server.password(role) for role in LOGIN_ROLES})
+        migrate.upgrade(server.url("rag_migrator"), dimensions=settings.rag_embedding_dimensions)
+
+
+def rebuild(settings: Settings) -> embedded.EmbeddedPostgres:
+    """Delete the embedded database with everything in it, and make it anew."""
+    embedded.stop(settings.rag_home)
+    embedded.remove(settings.rag_home)
+    server = embedded.start(settings.rag_home)
+    prepare(server, settings)
+    return server

