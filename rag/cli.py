@@ -370,7 +370,7 @@ async def _query(
         async with RAGService(settings, database) as service:
             if explain:
                 found = await service.search(request, principal=principal, include_dropped=True)
-                screen.out.print(screen.passage_table([*found.passages, *found.dropped]))
+                screen.print_passages(found.passages, found.dropped)
                 for note in found.degraded:
                     screen.out.print(f"[yellow]note:[/yellow] {escape(note)}")
                 return 0

@@ -557,6 +557,8 @@ def _hear(place: _Place, server: EmbeddedPostgres) -> _Greeting | None:
 def _start(place: _Place, *, major: int, durable: bool) -> EmbeddedPostgres:
     """Start under the lock; a server that is still starting, or still ending, is waited for first."""
     known = _known(place)
+    if known is None and _is_new(place.home):
+        _set_aside(place)
     if _alive(place):
         if known is None:
             raise _lost(place)
@@ -585,6 +587,26 @@ def _start(place: _Place, *, major: int, durable: bool) -> EmbeddedPostgres:
             break
         port = _free_port(None)  # somebody took it between our look and the server's
     raise _unavailable(f"PostgreSQL ended at once, and its log says: {last_words.strip()}")
+
+
+def _is_new(home: Path) -> bool:
+    return not any((home / name).exists() for name in ("passwords", "state.json"))
+
+
+def _set_aside(place: _Place) -> None:
+    """Move root's area out of the way of a new home at a path where another one was deleted.
+
+    Nobody has the passwords of the old cluster any more. It is kept, since a home that is only not
+    mounted looks the same, and its server is ended: all that runs as the area's user is that server.
+    """
+    if place.uid is None or not place.data.exists():
+        return
+    with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+        pid = int((place.data / "postmaster.pid").read_text(encoding="ascii").split()[0])
+        if Path(f"/proc/{pid}").stat().st_uid == place.uid:
+            os.kill(pid, signal.SIGINT)
+    _wait_for_end(place)
+    place.area.rename(place.area.with_name(f"{place.area.name}.abandoned-{secrets.token_hex(4)}"))
 
 
 def _with_database(server: EmbeddedPostgres, greeting: _Greeting) -> EmbeddedPostgres:
@@ -774,9 +796,13 @@ def _end(place: _Place, how: signal.Signals) -> bool:
     if greeting := _hear(place, known):
         with contextlib.suppress(ProcessLookupError):
             os.kill(greeting.pid, how)
+    _wait_for_end(place)
+    return True
+
+
+def _wait_for_end(place: _Place) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while _alive(place):
         if time.monotonic() > deadline:
             raise DatabaseUnavailable(f"The embedded PostgreSQL of {place.home} does not end; see {place.area}.")
         time.sleep(POLL_S)
-    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -14,11 +14,13 @@ from uuid import UUID
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from rag.exchange import Passage, RAGResponse
 
 out = Console(highlight=False, soft_wrap=True)
+# Beyond the first few, candidates that fell out tell nothing about the order.
+SHOWN_DROPPED = 15
+
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -87,20 +89,9 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
         answer = answer.replace(f"[SourceId: {citation.source_id}]", f"[{number}]")
     out.print(f"{indent}{escape(answer)}")
     for number, citation in enumerate(response.citations, start=1):
-        place = ", ".join(
-            part
-            for part in (
-                f"page {citation.page_number}" if citation.page_number else "",
-                citation.section or "",
-                "changed since" if citation.stale else "",
-            )
-            if part
-        )
-        out.print(
-            f"{indent}  [bold]\\[{number}][/bold] {escape(citation.document_name)}"
-            + (f" [dim]({escape(place)})[/dim]" if place else "")
-            + f" [dim]{citation.source_id}[/dim]"
-        )
+        place = _place(citation.document_name, citation.section, citation.page_number)
+        stale = " [yellow](changed since)[/yellow]" if citation.stale else ""
+        out.print(f"{indent}  [bold]\\[{number}][/bold] {escape(place)}{stale} [dim]{citation.source_id}[/dim]")
     score = response.confidence
     out.print(
         f"{indent}  {response.action} · confidence {score.overall} "
@@ -109,31 +100,31 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
         f"{response.generation_time_ms:.0f} ms[/dim]"
     )
     if response.route_to is not None:
-        out.print(
-            f"{indent}  [dim]{escape(response.route_to.reason)}: ask {escape(response.route_to.owner_email or response.route_to.tag)}[/dim]"
-        )
+        whom = response.route_to.owner_email or response.route_to.tag
+        out.print(f"{indent}  [dim]{escape(response.route_to.reason)}: ask {escape(whom)}[/dim]")
     for note in response.degraded:
         out.print(f"{indent}  [yellow]note:[/yellow] {escape(note)}")
 
 
-def passage_table(passages: list[Passage]) -> Table:
-    """The passages with the scores that put them where they are."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("#", "fused", "keyword", "vector", "tokens", "why", "source"):
-        table.add_column(title, justify="left" if title in ("why", "source") else "right", no_wrap=title != "source")
-    for passage in passages:
-        where = passage.document_name
-        if passage.page_number:
-            where += f", page {passage.page_number}"
-        elif passage.section and passage.section != passage.document_name:
-            where += f" › {passage.section}"
-        table.add_row(
-            "–" if passage.rank is None else str(passage.rank),
-            f"{passage.score:.4f}",
-            "–" if passage.keyword_rank is None else f"{passage.keyword_rank}. ({passage.keyword_score:.2f})",
-            "–" if passage.cosine is None else f"{passage.vector_rank}. ({passage.cosine:.2f})",
-            str(passage.token_count),
-            passage.reason + (f" {passage.duplicate_of}" if passage.duplicate_of else ""),
-            escape(where),
+def print_passages(found: Sequence[Passage], dropped: Sequence[Passage]) -> None:
+    """The passages with the scores that put them where they are, and the nearest of those that fell out."""
+    out.print(f"[dim]{'#':>3}  {'fused':>6}  {'keyword':>12}  {'vector':>11}  {'tokens':>6}  {'why':<20}  source[/dim]")
+    for passage in [*found, *dropped[:SHOWN_DROPPED]]:
+        rank = "–" if passage.rank is None else str(passage.rank)
+        keyword = "–" if passage.keyword_rank is None else f"{passage.keyword_rank}. ({passage.keyword_score:.2f})"
+        vector = "–" if passage.cosine is None else f"{passage.vector_rank}. ({passage.cosine:.2f})"
+        place = _place(passage.document_name, passage.section, passage.page_number)
+        if passage.duplicate_of is not None:
+            place += f" (of {passage.duplicate_of})"
+        out.print(
+            f"{rank:>3}  {passage.score:>6.4f}  {keyword:>12}  {vector:>11}  {passage.token_count:>6}  "
+            f"{passage.reason:<20}  {escape(place)}"
         )
-    return table
+    if len(dropped) > SHOWN_DROPPED:
+        out.print(f"[dim]and {len(dropped) - SHOWN_DROPPED} further candidates[/dim]")
+
+
+def _place(document: str, section: str | None, page: int | None) -> str:
+    """Document, section and page in words; the section's path usually begins with the title."""
+    below = (section or "").removeprefix(document).removeprefix(" > ")
+    return document + (f" › {below}" if below else "") + (f", page {page}" if page else "")

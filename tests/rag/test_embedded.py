@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -308,6 +309,21 @@ def test_lost_passwords_are_reported_and_nothing_is_deleted(home):
     with pytest.raises(EmbeddedUnavailable, match=r"passwords or its state\.json .* are gone"):
         embedded.start(home)
     assert (server.data / "PG_VERSION").read_text() == "18\n"
+
+
+def test_a_deleted_home_does_not_stand_in_the_way_of_a_new_one(home):
+    server = embedded.start(home, durable=False)
+    shutil.rmtree(home)
+    area = server.data.parent
+    renewed = embedded.start(home, durable=False)
+    assert ask(renewed, "select 1") == [(1,)]
+    assert renewed.password("postgres") != server.password("postgres")
+    # Only root's data live elsewhere; they are kept, out of the way, and their server is gone.
+    kept = list(area.parent.glob(f"{area.name}.abandoned-*"))
+    assert [(path / "data" / "PG_VERSION").exists() for path in kept] == ([True] if ROOT else [])
+    assert not list(area.parent.glob(f"{area.name}.abandoned-*/data/postmaster.pid"))
+    for path in kept:
+        shutil.rmtree(path)
 
 
 def test_a_moved_home_brings_its_data_or_says_where_they_are(home):
