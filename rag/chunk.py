@@ -96,7 +96,7 @@ class _Piece:
     page_number: int | None
     overlap_start: int
     """Before `start` where the cut in front of this piece was within running prose."""
-    heading: bool = False
+    is_heading: bool = False
     leads_in: bool = False
     """Says little without what follows: a heading, or a paragraph that ends in a colon."""
     trails: bool = False
@@ -119,15 +119,15 @@ def _tokens(pieces: Sequence[_Piece]) -> int:
 
 
 def _only_headings(pieces: Iterable[_Piece]) -> bool:
-    return all(piece.heading for piece in pieces)
+    return all(piece.is_heading for piece in pieces)
 
 
-def _common_path(pieces: Sequence[_Piece]) -> tuple[str, ...]:
+def _common_path(parts: Sequence[_Piece] | Sequence[Block]) -> tuple[str, ...]:
     """Return the headings that all text is under; a heading without text of its own does not narrow it."""
-    paths = [piece.path for piece in pieces if not piece.heading] or [piece.path for piece in pieces]
+    paths = [part.path for part in parts if not part.is_heading] or [part.path for part in parts]
     first, last = min(paths), max(paths)
     length = 0
-    while length < len(first) and length < len(last) and first[length] == last[length]:
+    while length < min(len(first), len(last)) and first[length] == last[length]:
         length += 1
     return first[:length]
 
@@ -215,7 +215,7 @@ class _Splitter:
                 branch = [_Section(path=(), level=0)]
                 roots.append(branch[0])
                 lead = 0
-            if block.kind == "heading":
+            if block.is_heading:
                 while len(branch) > 1 and len(branch[-1].path) >= len(block.path):
                     branch.pop()
                 section = _Section(path=block.path, level=block.level)
@@ -234,7 +234,6 @@ class _Splitter:
             text = self._body[block.start : block.end]
             tokens = self._weigh(text)
             if tokens <= hard - lead:
-                heading = block.kind == "heading"
                 prose = block.kind in ("text", "list")
                 return [
                     _Piece(
@@ -245,8 +244,8 @@ class _Splitter:
                         path=block.path,
                         page_number=block.page_number,
                         overlap_start=block.start,
-                        heading=heading,
-                        leads_in=heading or (prose and text.endswith((":", "："))),
+                        is_heading=block.is_heading,
+                        leads_in=block.is_heading or (prose and text.endswith((":", "："))),
                         trails=prose and not any(character.isalnum() for character in text),
                     )
                 ]
@@ -509,9 +508,7 @@ class _Splitter:
             return False
         if blocks[0].page_number != blocks[-1].page_number:
             return False
-        paths = [block.path for block in blocks if block.kind != "heading"] or [block.path for block in blocks]
-        first, last = min(paths), max(paths)
-        path = tuple(one for one, other in zip(first, last, strict=False) if one == other)
+        path = _common_path(blocks)
         embedded_text = self._embedded(start, end, path)
         if self._count(embedded_text) > self._limit:
             return False

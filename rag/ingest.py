@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
 from rag import chunk, language, parse, store
+from rag.chunk import Chunk
 from rag.database import Database
 from rag.embed import Embedder
 from rag.errors import InvalidInput, SourceRetracted
+from rag.parse import ParsedDocument
 from rag.principal import Principal, check_name
 from rag.store import Destination, Known
 
@@ -104,11 +107,15 @@ async def ingest(
                 progress=progress,
             )
         except SourceRetracted:
-            # Deleted while this was on its way: what was asked later wins.
             again = await store.look_up(
                 database, principal, destination, source_type=source_type, source_id=source.source_id
             )
-            if attempt == ATTEMPTS or again.generation != known.generation:
+            # Deleted while this was on its way: what was asked later wins. A tombstone is of one class, so
+            # when the tags change as well, all that shows is that the document is gone.
+            deleted = again.generation != known.generation or (
+                known.document_id is not None and again.document_id != known.document_id
+            )
+            if deleted or attempt == ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
 
@@ -126,11 +133,8 @@ async def _replace(
     max_bytes: int,
     progress: Callable[[int, int], None] | None,
 ) -> Ingested:
-    if isinstance(source.content, str):
-        parsed = parse.parse_text(source.content, name=source.name, source_type=source_type, max_bytes=max_bytes)
-    else:
-        parsed = parse.parse(source.content, name=source.name, source_type=source_type, max_bytes=max_bytes)
-    chunks = chunk.split(parsed, limit_tokens=embedder.max_input_tokens, count=embedder.count_tokens)
+    # In a thread: a book takes seconds to read and cut, and other requests must not wait for it.
+    parsed, chunks = await asyncio.to_thread(_cut, source, source_type, embedder, max_bytes)
 
     embeddings = await store.kept_embeddings(
         database,
@@ -162,8 +166,8 @@ async def _replace(
             source_uri=source.source_uri,
             source_hash=digest,
             source_updated_at=source.source_updated_at,
-            language=source.language or parsed.language or language.detect(parsed.body),
-            title=source.title or parsed.title,
+            language=parsed.language,
+            title=parsed.title,
             body=parsed.body,
             domain=source.domain,
             doc_type=source.doc_type,
@@ -184,6 +188,21 @@ async def _replace(
         embedded=len(fresh),
         tokens=sum(piece.token_count for piece in chunks),
     )
+
+
+def _cut(source: Source, source_type: str, embedder: Embedder, max_bytes: int) -> tuple[ParsedDocument, list[Chunk]]:
+    """Parse and chunk a source; its language is the caller's word, else the document's own, else detected."""
+    if isinstance(source.content, str):
+        parsed = parse.parse_text(source.content, name=source.name, source_type=source_type, max_bytes=max_bytes)
+    else:
+        parsed = parse.parse(source.content, name=source.name, source_type=source_type, max_bytes=max_bytes)
+    parsed = replace(
+        parsed,
+        # Before the cut: the title is a part of what is embedded and searched.
+        title=source.title or parsed.title,
+        language=source.language or parsed.language or language.detect(parsed.body),
+    )
+    return parsed, chunk.split(parsed, limit_tokens=embedder.max_input_tokens, count=embedder.count_tokens)
 
 
 def check_source(source: Source) -> None:
@@ -220,10 +239,13 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def _check_value(value: Any, *, depth: int) -> None:
-    if depth > MAX_METADATA_DEPTH:
+    if depth > MAX_METADATA_DEPTH and isinstance(value, Mapping | list | tuple):
         raise InvalidInput(f"metadata must be at most {MAX_METADATA_DEPTH} levels deep", field="metadata")
     if isinstance(value, Mapping):
         for key, member in value.items():
+            # json.dumps would make strings of numbers, and two keys of one.
+            if not isinstance(key, str):
+                raise InvalidInput("metadata must have strings as keys", field="metadata")
             _check_value(key, depth=depth)
             _check_value(member, depth=depth + 1)
     elif isinstance(value, list | tuple):

@@ -3,11 +3,14 @@
 Needs the `local` extra; `rag/embed.py` imports this module only when the local provider is chosen.
 
 Texts of a batch lie behind one another in one matrix instead of being padded to one length: the dense
-layers, 90 % of the work, never see a padding token, and attention runs per text. Measured on 2 cores
-(Xeon, AVX-512) over 1,135 chunks of 220 word pieces: 214 µs a word piece and thread, 51 s with one
-thread, 27 s with two. OpenBLAS's own threads make it worse, 46 s at best and 266 s when the cores are
-shared, because they spin in the many small products of the attention; a second process would win
-nothing over a second thread, since numpy holds no lock while it computes.
+layers, nine tenths of the work, never see a padding token, and attention runs per text.
+
+Threads: numpy holds no lock while it computes, so `rag/embed.py` calls this from one thread a processor,
+and BLAS is told to add none. Measured on 2 cores (Xeon, AVX-512) over 1,135 chunks, 239,000 word pieces:
+51 s with one thread, 27 s with two. With two threads of OpenBLAS's own instead, 46 s at best and 266 s
+once other processes want the cores, because they spin in the many small products of attention. Two
+processes were no faster than two threads (12.3 against 11.4 s for 246 chunks on a busy machine) and took
+2.4 s to start.
 """
 
 from __future__ import annotations

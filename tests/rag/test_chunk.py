@@ -164,6 +164,12 @@ def test_a_decision_stays_whole_when_the_model_can_take_it(source_type):
     assert chunk.token_count == 600
 
 
+def test_a_whole_decision_is_under_the_headings_that_all_of_it_shares():
+    text = "# Queue\n\n## A\n\n### Why\n\nBecause.\n\n## B\n\n### Why\n\nSince.\n"
+    (chunk,) = chunks_of(text, limit=100, source_type="adr")
+    assert chunk.section == "Queue"
+
+
 def test_a_decision_above_the_models_limit_is_split_like_any_other():
     text = f"# D\n\n## A\n\n{words(20)}\n\n## B\n\n{words(20)}"
     assert len(chunks_of(text, source_type="adr")) == 2

@@ -261,7 +261,7 @@ def test_plain_text_is_cut_at_blank_lines_and_has_no_headings():
 
 
 def test_yaml_is_kept_as_it_is():
-    text = "name: x\n\nsteps:\n  - run: 'a'  # why\n"
+    text = "on: x\n\nsteps:\n  - run: 'a'  # why\n"
     document = parsed(text, name="deploy/.project-spec.yaml")
     assert document.body == text
     assert [block.kind for block in document.blocks] == ["code", "code"]
@@ -632,3 +632,18 @@ def test_real_pdfs_are_read(name, pages, title, phrase):
     assert {block.page_number for block in document.blocks} == set(range(1, pages + 1))
     assert document.title == title
     assert phrase in " ".join(document.body.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("project: orion\ntitle: Booking and boarding\n", "Booking and boarding"),
+        ("name: 'orion'  # short\n", "orion"),
+        ("name: orion\ntitle: \"Booking\"\n", "Booking"),
+        ("parts:\n  title: inner\n", "project-spec"),
+        ("title: [a, b]\n", "project-spec"),
+        ("title: &anchor x\n", "project-spec"),
+    ],
+)
+def test_a_yaml_file_is_called_by_its_own_title_or_name(text, title):
+    assert parse(text.encode(), name="x/.project-spec.yaml", max_bytes=1000).title == title
