@@ -6,11 +6,14 @@ Texts of a batch lie behind one another in one matrix instead of being padded to
 layers, nine tenths of the work, never see a padding token, and attention runs per text.
 
 Threads: numpy holds no lock while it computes, so `rag/embed.py` calls this from one thread a processor,
-and BLAS is told to add none. Measured on 2 cores (Xeon, AVX-512) over 1,135 chunks, 239,000 word pieces:
-51 s with one thread, 27 s with two. With two threads of OpenBLAS's own instead, 46 s at best and 266 s
-once other processes want the cores, because they spin in the many small products of attention. Two
-processes were no faster than two threads (12.3 against 11.4 s for 246 chunks on a busy machine) and took
-2.4 s to start.
+and BLAS is told to add none. Measured on 2 cores (Xeon, AVX-512) with 246 chunks of 51,000 word pieces:
+
+| one thread | two threads | two processes               | one thread, two of OpenBLAS's own     |
+|------------|-------------|-----------------------------|---------------------------------------|
+| 10.4 s     | 5.8 s       | 5.6 s, 6.8 s with the start | 8.2 to 23 s, from one run to the next |
+
+119 Markdown pages (1,097 chunks, 220,000 word pieces), one page after the other, take 29 s on two threads.
+On a machine that others use as well, OpenBLAS's own threads were up to ten times slower than two of ours.
 """
 
 from __future__ import annotations

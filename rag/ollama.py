@@ -84,7 +84,7 @@ class OllamaClient:
                     body = await _read(response)
         except TimeoutError as error:
             raise LLMTimeoutError("the model server does not answer in time") from error
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise LLMConnectionError from error
         if response.status_code != httpx2.codes.OK:
             raise _refusal(response.status_code, body, model=None)
@@ -131,7 +131,7 @@ class OllamaClient:
                     return await _gather(response.aiter_bytes())
         except (TimeoutError, httpx2.ReadTimeout, httpx2.WriteTimeout) as error:
             raise LLMTimeoutError from error
-        except (httpx2.TransportError, httpx2.DecodingError) as error:
+        except httpx2.RequestError as error:
             if started:
                 raise LLMIncompleteError from error
             raise LLMConnectionError from error
@@ -160,9 +160,8 @@ def http_client(base_url: str, *, timeout_s: float) -> httpx2.AsyncClient:
 
 
 def _whole_name(name: str) -> str:
-    # types/model/name.go of Ollama: defaults for host, namespace and tag; compared without regard to case.
+    # Ollama fills in the namespace and the tag, and compares without regard to case.
     path, slash, last = name.strip().casefold().rpartition("/")
-    path = path.removeprefix("registry.ollama.ai/")
     if path == "library":
         path, slash = "", ""
     return f"{path}{slash}{last}" if ":" in last else f"{path}{slash}{last}:latest"
