@@ -13,6 +13,8 @@ BEGIN = (
     "select pg_advisory_xact_lock(hashtext('palisade migration'))",
     "set local role rag_owner",
     "set local search_path = rag, pg_temp",
+    # A migration that waits for a long query makes every other query wait behind it.
+    "set local lock_timeout = '10s'",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -59,7 +60,7 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
     app = FastAPI(
         title="Palisade",
         summary="Documents go in, cited answers come out, and the database decides who may retrieve what.",
-        version="0.1.0.dev0",
+        version=importlib.metadata.version("palisade-rag"),
         lifespan=lifespan,
     )
     app.middleware("http")(_observe)

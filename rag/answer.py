@@ -6,6 +6,7 @@ No model is called while a transaction is open: the search has one, the re-check
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,17 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from rag import budget, cite, confidence, prompt
-from rag.budget import Limits
+from rag.budget import Allocation, Limits
 from rag.database import Database, Session
 from rag.embed import Embedder, open_embedder
-from rag.errors import ContextOverflowError, EmbeddingError, InvalidInput, LLMError, PrincipalMismatch
+from rag.errors import (
+    ContextOverflowError,
+    EmbeddingError,
+    InvalidInput,
+    LLMError,
+    PrincipalMismatch,
+    TokenBudgetExceededError,
+)
 from rag.exchange import (
     MAX_HISTORY_MESSAGES,
     NARROWINGS,
@@ -35,7 +43,6 @@ from rag.principal import Principal, check_tags
 from rag.prompt import Prompt
 from rag.retrieve import retrieve
 from rag.settings import Settings
-from rag.store import sha256
 from rag.tokens import TokenCounter, open_counter
 
 INSUFFICIENT_CONTEXT = (
@@ -46,6 +53,7 @@ INSUFFICIENT_CONTEXT = (
 NO_EMBEDDING = "the question could not be embedded, so only keywords were searched"
 OTHER_MODEL = "no document is embedded with the configured model, so only keywords were searched"
 SOME_OTHER_MODEL = "some documents are embedded with another model and were found by keywords only"
+NO_ROOM = "none of the sources fits into what the prompt may hold"
 SHRUNK = "the model's window was smaller than expected, so fewer sources were read"
 TRUNCATED = "the model reached its limit, and the answer is cut"
 REVOKED = "a source became unavailable while the answer was written, and is no longer cited"
@@ -177,33 +185,43 @@ class RAGService:
         if request.max_context_tokens is not None:
             limits = dataclasses.replace(limits, context=request.max_context_tokens)
         started = time.perf_counter()
-        shrunk = False
-        while True:
-            fitted = budget.allocate(
-                system_prompt=prompt.RAG_SYSTEM_PROMPT,
-                question=request.query,
-                history=request.chat_history or [],
-                passages=passages,
-                limits=limits,
-                count=self._count,
-            )
-            laid_out = prompt.build(request.query, fitted.passages, fitted.history)
+        fitted, laid_out = self._fit(request, passages, limits)
+        if not fitted.passages:
+            return dataclasses.replace(_nothing_to_quote(model), degraded=[NO_ROOM])
+        degraded = []
+        try:
+            draft = await self.generator.write(laid_out, model=model)
+        except ContextOverflowError as overflow:
+            ours = self._count(laid_out.system) + self._count(laid_out.user)
             try:
-                draft = await self.generator.write(laid_out, model=model)
-            except ContextOverflowError as error:
-                if shrunk:
-                    raise
-                shrunk = True
-                limits = _shrink(limits, error.prompt_tokens)
-                continue
-            return Written(
-                draft=draft,
-                prompt=laid_out,
-                passages=fitted.passages,
-                context_tokens=fitted.context_tokens,
-                generation_ms=_ms_since(started),
-                degraded=[*([SHRUNK] if shrunk else []), *([TRUNCATED] if draft.truncated else [])],
-            )
+                fitted, laid_out = self._fit(request, passages, _shrink(limits, ours, overflow.prompt_tokens))
+            except TokenBudgetExceededError:
+                raise overflow from None
+            if not fitted.passages:
+                raise
+            draft = await self.generator.write(laid_out, model=model)
+            degraded.append(SHRUNK)
+        if draft.truncated:
+            degraded.append(TRUNCATED)
+        return Written(
+            draft=draft,
+            prompt=laid_out,
+            passages=fitted.passages,
+            context_tokens=fitted.context_tokens,
+            generation_ms=_ms_since(started),
+            degraded=degraded,
+        )
+
+    def _fit(self, request: RAGRequest, passages: Sequence[Passage], limits: Limits) -> tuple[Allocation, Prompt]:
+        fitted = budget.allocate(
+            system_prompt=prompt.RAG_SYSTEM_PROMPT,
+            question=request.query,
+            history=request.chat_history or [],
+            passages=passages,
+            limits=limits,
+            count=self._count,
+        )
+        return fitted, prompt.build(request.query, fitted.passages, fitted.history)
 
     async def _finish(
         self, request: RAGRequest, principal: Principal, found: Found, written: Written, started: float
@@ -220,7 +238,7 @@ class RAGService:
             refused = prompt.INSUFFICIENT_CONTEXT in answer
             grade = 0 if refused else round(100 * confidence.answerable(written.passages))
             score = confidence.score(answer, written.passages, llm_score=grade, grounded=bool(citations))
-            action, route_to = self._route(score, found=bool(written.passages), grounded=bool(citations))
+            action, route_to = self._route(score, found=bool(found.passages), grounded=bool(citations))
             response = RAGResponse(
                 answer=answer,
                 confidence=score,
@@ -314,10 +332,10 @@ def _log_entry(
     return {
         "tenant_id": principal.tenant_id,
         "id": UUID(response.query_id),
-        "user_id": principal.user_id,
+        "user_id": principal.user_id or 0,
         "project_id": principal.project_id,
         "scope": request.scope,
-        "query_hash": sha256(request.query),
+        "query_hash": hashlib.sha256(request.query.encode()).hexdigest(),
         "query_length": len(request.query),
         "query_text": request.query if settings.rag_log_query_text else None,
         "mode": found.mode,
@@ -351,13 +369,18 @@ def _nothing_to_quote(model: str) -> Written:
     )
 
 
-def _shrink(limits: Limits, prompt_tokens: int | None) -> Limits:
-    """Budgets that bring a prompt of so many tokens, as the server counts them, under its window."""
-    ratio = 0.5
-    if prompt_tokens:
-        # A tenth of slack: the server's count of the shorter prompt scales only roughly.
-        ratio = min(0.9, 0.9 * max(1, limits.window - limits.response) / prompt_tokens)
-    return dataclasses.replace(limits, context=max(1, int(limits.context * ratio)), history=int(limits.history * ratio))
+def _shrink(limits: Limits, ours: int, theirs: int | None) -> Limits:
+    """Limits under which a prompt fits that we counted as `ours` and its server as `theirs` tokens.
+
+    The window stands for what we may fill by our own count; the server is asked for the same one again.
+    """
+    if theirs is None or theirs < limits.window:
+        # No count, or a model whose own window is smaller than the one asked for: nobody says how much fits.
+        room = ours // 2
+    else:
+        # A tenth of slack: the count of the shorter prompt scales only roughly.
+        room = int(0.9 * (limits.window - limits.response) * ours / theirs)
+    return dataclasses.replace(limits, window=limits.response + room)
 
 
 def _ms_since(started: float) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -23,11 +26,11 @@ from rag.store import destination_of
 
 NEXT = """\
 [bold]Next[/bold]
-  rag query "When is the deploy window?" --user 7 --project orion
-  rag query "When is the deploy window?" --user 7 --project orion --explain
-  rag ingest PATH… --scope user --user 7
-  rag db psql --user 7 --project orion -- -c "select title, scope, tags from v_documents"
-  make serve      [dim]the API on loopback, with a token[/dim]
+  {rag} query "When is the deploy window?" --user 7 --project orion
+  {rag} query "When is the deploy window?" --user 7 --project orion --explain
+  {rag} ingest PATH… --scope user --user 7
+  {rag} db psql --user 7 --project orion -- -c "select title, scope, tags from v_documents"
+  {rag} serve     [dim]or make serve: the API on loopback, with a token[/dim]
   make test       [dim]all that is claimed here, as tests[/dim]"""
 
 
@@ -65,7 +68,7 @@ async def run(settings: Settings) -> int:
         return 1
     screen.out.print("One database, one question, different sources: row-level security decided, not the application.")
     screen.out.print()
-    screen.out.print(NEXT)
+    screen.out.print(NEXT.format(rag=_command()))
     return 0
 
 
@@ -129,6 +132,14 @@ async def _ask(manifest: dict[str, Any], ids: dict[str, UUID], service: RAGServi
             first = response.passages[0].document_id if response.passages else None
             missed += first != (None if expected is None else ids[expected])
     return missed
+
+
+def _command() -> str:
+    """What to type for this very program: its name when the shell finds it, else its path."""
+    program = Path(sys.argv[0])
+    if shutil.which(program.name) is not None:
+        return program.name
+    return str(program.relative_to(Path.cwd())) if program.is_relative_to(Path.cwd()) else str(program)
 
 
 @contextmanager

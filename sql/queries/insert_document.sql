@@ -1,11 +1,12 @@
 -- Adds a document to an access class; scope, owner and tags are those of the class.
 -- tenant_id, source_type, source_id, source_uri, source_hash, language, title, body, domain, doc_type,
 -- provenance_id, task_id: text; access_id: bigint; id: uuid or null for a new one; metadata: jsonb;
--- source_updated_at, created_at: timestamptz or null
+-- source_updated_at: timestamptz or null; created_at, content_updated_at: timestamptz, or null for now
 insert into rag.rag_documents (
     tenant_id, id, access_id, scope, user_id, project_id, tags,
     source_type, source_id, source_uri, source_hash, source_updated_at,
-    language, title, body, domain, doc_type, provenance_id, task_id, verified, metadata, created_at
+    language, title, body, domain, doc_type, provenance_id, task_id, verified, metadata, created_at,
+    content_updated_at
 )
 select
     class.tenant_id,
@@ -29,7 +30,8 @@ select
     %(task_id)s,
     %(verified)s,
     %(metadata)s,
-    coalesce(%(created_at)s, now())
+    coalesce(%(created_at)s, now()),
+    coalesce(%(content_updated_at)s, now())
 from rag.rag_access_classes as class
 where class.tenant_id = %(tenant_id)s
     and class.access_id = %(access_id)s

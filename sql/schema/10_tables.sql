@@ -217,7 +217,7 @@ comment on column rag_tombstones.updated_at is 'When it was last deleted';
 create table rag_query_logs (
     tenant_id text not null,
     id uuid not null default gen_random_uuid(),
-    user_id bigint,
+    user_id bigint not null,
     project_id text,
     scope text,
     query_hash text not null,
@@ -235,7 +235,7 @@ create table rag_query_logs (
     generation_ms double precision not null,
     latency_ms double precision not null,
     created_at timestamptz not null default now(),
-    constraint rag_query_logs_pkey primary key (tenant_id, id)
+    constraint rag_query_logs_pkey primary key (tenant_id, user_id, id)
 );
 
 create index rag_query_logs_time on rag_query_logs (tenant_id, created_at);
@@ -243,7 +243,7 @@ create index rag_query_logs_time on rag_query_logs (tenant_id, created_at);
 comment on table rag_query_logs is 'One row for each answered question';
 comment on column rag_query_logs.tenant_id is 'The tenant';
 comment on column rag_query_logs.id is 'Identifier of the question, also the request''s query_id';
-comment on column rag_query_logs.user_id is 'Who asked; null for a principal without a user';
+comment on column rag_query_logs.user_id is 'Who asked; 0 for a principal without a user';
 comment on column rag_query_logs.project_id is 'The principal''s project; * for all of theirs';
 comment on column rag_query_logs.scope is 'How far the request was narrowed; null for not at all';
 comment on column rag_query_logs.query_hash is 'SHA-256 of the question';
@@ -265,16 +265,17 @@ comment on column rag_query_logs.created_at is 'When it was asked';
 create table rag_query_log_chunks (
     tenant_id text not null,
     query_id uuid not null,
-    user_id bigint,
+    user_id bigint not null,
     rank integer not null,
     document_id uuid not null,
     chunk_index integer not null,
     score double precision not null,
     cosine double precision,
     cited boolean not null,
-    constraint rag_query_log_chunks_pkey primary key (tenant_id, query_id, rank),
-    constraint rag_query_log_chunks_query foreign key (tenant_id, query_id)
-        references rag_query_logs (tenant_id, id) on delete cascade
+    constraint rag_query_log_chunks_pkey primary key (tenant_id, user_id, query_id, rank),
+    -- With the user in it, somebody else's question and a missing one give the same error.
+    constraint rag_query_log_chunks_query foreign key (tenant_id, user_id, query_id)
+        references rag_query_logs (tenant_id, user_id, id) on delete cascade
 );
 
 comment on table rag_query_log_chunks is 'The chunks that a question got back, one row each';

@@ -170,7 +170,7 @@ comment on policy read_logs on rag_query_logs is 'The principal''s own questions
 
 create policy add_logs on rag_query_logs
 for insert to rag_app, rag_publisher
-with check (user_id is not distinct from (select my_user_id()));
+with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_logs on rag_query_logs is 'The principal''s own questions';
 
 create policy read_log_chunks on rag_query_log_chunks
@@ -180,5 +180,5 @@ comment on policy read_log_chunks on rag_query_log_chunks is 'Results of the pri
 
 create policy add_log_chunks on rag_query_log_chunks
 for insert to rag_app, rag_publisher
-with check (user_id is not distinct from (select my_user_id()));
+with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
