@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rag import embedded, migrate
+from rag import embedded, frozen
 from rag.database import Database
 from rag.errors import DatabaseError, SchemaMismatch
 from rag.settings import Settings
@@ -56,7 +56,7 @@ def locate(settings: Settings) -> Deployment:
 def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> None:
     """Migrate an embedded database that is behind. Raises SchemaMismatch for one from another draft."""
     try:
-        revision, same = migrate.state(server.url("postgres"))
+        revision, same = frozen.state(server.url("postgres"))
     except DatabaseError as error:
         raise DatabaseError(f"the embedded database in {server.home} does not answer") from error
     if not same:
@@ -64,7 +64,9 @@ def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> None:
             f"the embedded database in {server.home} was built by an earlier draft of this version's schema, "
             "which is not released yet; `rag db rebuild` makes it anew and deletes what is in it"
         )
-    if revision != migrate.head_revision():
+    if revision != frozen.head_revision():
+        from rag import migrate  # Alembic and SQLAlchemy: a fifth of a second that other commands are spared
+
         migrate.bootstrap(server.url("postgres"), {role: server.password(role) for role in LOGIN_ROLES})
         migrate.upgrade(server.url("rag_migrator"), dimensions=settings.rag_embedding_dimensions)
 

@@ -7,7 +7,6 @@ of an unreleased migration is recognised.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,32 +14,19 @@ import psycopg
 import sqlalchemy
 from alembic import command, op
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from psycopg import sql
 
 from rag.errors import DatabaseError, DatabaseUnavailable, SchemaMismatch
+from rag.frozen import digest, frozen_sql, head_revision, state
 from rag.resources import migrations_folder, sql_folder
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationContext
 
+__all__ = ["bootstrap", "digest", "downgrade", "head_revision", "print_script", "run_frozen", "state", "upgrade"]
+
 # Dimensions that have no meaning to spec or model still have to fit halfvec's limit for indexes.
 MAX_DIMENSIONS = 4000
-
-
-def frozen_sql(name: str) -> str:
-    """What migration file `name` runs; raises SchemaMismatch when it is not what was frozen."""
-    folder = migrations_folder() / "frozen"
-    content = (folder / name).read_bytes()
-    lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
-    sums = {file: recorded for recorded, file in (line.split() for line in lines)}
-    if sums.get(name) != hashlib.sha256(content).hexdigest():
-        raise SchemaMismatch(f"{name} is not what was frozen: a migration that was written never changes")
-    return content.decode("utf-8")
-
-
-def digest(name: str) -> str:
-    return hashlib.sha256((migrations_folder() / "frozen" / name).read_bytes()).hexdigest()
 
 
 def run_frozen(name: str, variables: Mapping[str, int] | None = None) -> None:
@@ -70,13 +56,6 @@ def alembic_config(url: str | None, *, dimensions: int) -> Config:
     config.attributes["url"] = url
     config.attributes["dimensions"] = dimensions
     return config
-
-
-def head_revision() -> str:
-    """The revision that this version of the code works with."""
-    head = ScriptDirectory.from_config(alembic_config(None, dimensions=512)).get_current_head()
-    assert head is not None
-    return head
 
 
 def bootstrap(superuser_url: str, passwords: Mapping[str, str] | None = None) -> None:
@@ -119,25 +98,3 @@ def _run(action: object, url: str, dimensions: int, revision: str) -> None:
         raise DatabaseUnavailable() from error
     except sqlalchemy.exc.DBAPIError as error:
         raise DatabaseError(f"the migration failed: {error.orig}") from error
-
-
-def state(url: str) -> tuple[str | None, bool]:
-    """The revision of a database, and whether its migrations are the ones of this version.
-
-    The second is False when an unreleased migration was rewritten after the database was built.
-    """
-    try:
-        with psycopg.connect(url, connect_timeout=10) as connection:
-            found = connection.execute(
-                "select obj_description(to_regclass('rag.alembic_version'), 'pg_class'),"
-                " to_regclass('rag.alembic_version') is not null"
-            ).fetchone()
-            assert found is not None
-            comment, migrated = found
-            row = connection.execute("select version_num from rag.alembic_version").fetchone() if migrated else None
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailable() from error
-    if row is None:
-        return None, True
-    recorded = dict(entry.split("=") for entry in (comment or "").split() if "=" in entry)
-    return row[0], all(digest(f"{name}.up.sql") == value for name, value in recorded.items())
