@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any
 from uuid import UUID, uuid4
 
+import structlog
+
 from rag import budget, cite, confidence, prompt
 from rag.budget import Allocation, Limits
 from rag.database import Database, Session
@@ -44,6 +46,8 @@ from rag.prompt import Prompt
 from rag.retrieve import retrieve
 from rag.settings import Settings
 from rag.tokens import TokenCounter, open_counter
+
+log = structlog.get_logger(__name__)
 
 INSUFFICIENT_CONTEXT = (
     "I don't have enough information in the available documents to answer this question. "
@@ -143,7 +147,7 @@ class RAGService:
             threshold = settings.rag_min_similarity_score
         if threshold is None:
             threshold = self.embedder.min_similarity
-        passages = await retrieve(
+        passages, mode = await retrieve(
             request.query,
             vector,
             principal=principal,
@@ -157,7 +161,6 @@ class RAGService:
             document_ids=request.document_ids,
             include_dropped=include_dropped,
         )
-        mode = passages[0].mode if passages else "none"
         if vector is not None and mode == "keyword":
             degraded.append(OTHER_MODEL)
         elif mode == "partial":
@@ -229,6 +232,8 @@ class RAGService:
         """Re-read what is cited under the asker's rights, weigh the answer, and write down that it was given."""
         query_id = uuid4()
         resolved = cite.resolve(written.draft.text, written.prompt.sources)
+        if resolved.refused:
+            log.warning("citations_refused", query_id=str(query_id), count=resolved.refused)
         degraded = [*found.degraded, *written.degraded]
         async with self.database.transaction(principal) as session:
             readable = await _readable(session, principal, resolved.cited)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -14,9 +14,13 @@ from rag.exchange import SNIPPET_FULL_LENGTH, SNIPPET_LENGTH, Citation, Passage
 SOURCEID_PATTERN = re.compile(
     r"\[SourceId:\s*([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}:[0-9]{1,9})\]"
 )
-_MARK = re.compile(r"\s?\[([^\[\]]{1,400})\]")
-_ALIAS = re.compile(r"S[0-9]{1,3}-[0-9a-f]{6}")
-_OWN_SOURCE_ID = re.compile(r"\s?\[\s*SourceId\b[^\]]*\]?", re.IGNORECASE)
+_MARK = re.compile(r"\s?\[([^\[\]]+)\]")
+_ALIAS = re.compile(r"\bS[0-9]{1,3}-[0-9a-f]{6}\b")
+_SOURCE_ID_LIKE = re.compile(r"\[(?=\s*SourceId\b)", re.IGNORECASE)
+# One that ends in its line goes whole; of one that was cut off, only what is part of an id.
+_OWN_SOURCE_ID = re.compile(
+    rf"\s?{_SOURCE_ID_LIKE.pattern}\s*SourceId(?:[^\[\]\n]*\]|:?(?:\s*[0-9a-f-]{{8,}}(?::[0-9]*)?)?\]?)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +37,13 @@ def resolve(text: str, sources: Mapping[str, Passage]) -> Resolved:
 
     Passages come in the order of their first citation.
     """
-    refused = len(_OWN_SOURCE_ID.findall(text))
-    text = _OWN_SOURCE_ID.sub("", text)
+    text, refused = _OWN_SOURCE_ID.subn("", text)
     cited: dict[str, Passage] = {}
 
     def exchange(match: re.Match[str]) -> str:
         nonlocal refused
-        aliases = [part.strip() for part in re.split(r"[,;]", match.group(1))]
-        if not any(_ALIAS.fullmatch(alias) for alias in aliases):
+        aliases = dict.fromkeys(_ALIAS.findall(match.group(1)))
+        if not aliases:
             return match.group(0)
         marks = []
         for alias in aliases:
@@ -52,7 +55,7 @@ def resolve(text: str, sources: Mapping[str, Passage]) -> Resolved:
             marks.append(f"[SourceId: {passage.source_id}]")
         return (" " if match.group(0)[0].isspace() else "") + " ".join(marks) if marks else ""
 
-    replaced = _MARK.sub(exchange, text)
+    replaced = _only(_MARK.sub(exchange, text), cited)
     return Resolved(text=replaced.strip(), cited=tuple(cited.values()), refused=refused)
 
 
@@ -74,7 +77,17 @@ def keep_readable(resolved: Resolved, readable: Mapping[tuple[UUID, int], dateti
             text = re.sub(rf"\s?\[SourceId: {re.escape(passage.source_id)}\]", "", text)
         else:
             citations.append(_citation(passage, stale=changed_at != passage.content_updated_at))
-    return text.strip(), citations
+    return _only(text, [citation.source_id for citation in citations]).strip(), citations
+
+
+def _only(text: str, source_ids: Collection[str]) -> str:
+    """`text` with no other SourceIds than these: what is taken out may leave the two halves of another one."""
+
+    def check(match: re.Match[str]) -> str:
+        ours = SOURCEID_PATTERN.match(text, match.start())
+        return "[" if ours and ours[1] in source_ids else "("
+
+    return _SOURCE_ID_LIKE.sub(check, text)
 
 
 def _citation(passage: Passage, *, stale: bool) -> Citation:

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import structlog
 import typer
-from rich.markup import escape
 
 from rag import screen
-from rag.errors import InvalidInput, RAGServiceError
+from rag.errors import DocumentTooLarge, InvalidInput, RAGServiceError
 from rag.settings import Settings
 
 app = typer.Typer(
@@ -47,6 +47,8 @@ class Failure:
 
 def main() -> None:
     """Run a command; an error of ours is one line and exit code 1, without a traceback."""
+    # Standard output belongs to what was asked for.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         app()
     except RAGServiceError as error:
@@ -55,19 +57,24 @@ def main() -> None:
 
 def _fail(error: RAGServiceError) -> NoReturn:
     field = f" ({error.field})" if error.field and error.field not in error.message else ""
-    screen.err.print(f"[red]error:[/red] {escape(error.message)}{escape(field)}")
+    screen.err.print(f"[red]error:[/red] {screen.shown(error.message)}{screen.shown(field)}")
     raise SystemExit(1)
 
 
 def _settings() -> Settings:
     from pydantic import ValidationError
+    from pydantic_settings import SettingsError
 
     try:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        name = "".join(str(part) for part in first["loc"]).upper()
-        raise InvalidInput(f"{name}: {first['msg']}", field=name) from error
+        name, *inside = (str(part) for part in first["loc"])
+        where = ".".join([name.upper(), *inside])
+        raise InvalidInput(f"{where}: {first['msg']}", field=name.upper()) from error
+    except SettingsError as error:
+        # A list or a table that is no JSON; the message has the name of the setting, and not its value.
+        raise InvalidInput(str(error)) from error
 
 
 def _run(work: Coroutine[Any, Any, int]) -> None:
@@ -134,7 +141,8 @@ def migrate(
 
 @app.command()
 def ingest(
-    paths: Annotated[list[Path], typer.Argument(help="Files and directories.")],
+    # Not checked by typer: one that is not readable would keep the others out.
+    paths: Annotated[list[Path], typer.Argument(help="Files and directories.", readable=False)],
     scope: Annotated[str | None, typer.Option(help="public, user or project.")] = None,
     user: UserOption = None,
     project: ProjectOption = None,
@@ -160,7 +168,7 @@ async def _ingest(
     from rag import deployment
     from rag.embed import open_embedder
     from rag.ingest import Ingested, Source, ingest
-    from rag.principal import Principal, check_user_id
+    from rag.principal import PUBLIC_TAGS, Principal, check_user_id
     from rag.store import destination_of
 
     settings = _settings()
@@ -174,7 +182,11 @@ async def _ingest(
     failures, files, skipped = _gather(paths)
     place = deployment.locate(settings)
     principal = Principal(
-        tenant_id=_tenant(tenant, place.default_tenant), user_id=user_id, project_id=project, tags=wanted_tags
+        tenant_id=_tenant(tenant, place.default_tenant),
+        user_id=user_id,
+        project_id=project,
+        # A document that went in without tags must be seen by whoever restricts it, or a copy would stay open.
+        tags=(*wanted_tags, *PUBLIC_TAGS),
     )
 
     done: list[tuple[Path, Ingested]] = []
@@ -203,9 +215,12 @@ async def _ingest(
                     max_bytes=settings.rag_max_document_bytes,
                     progress=lambda embedded, total: counter.note(f"{path.name} {embedded}/{total}"),
                 )
-            except (InvalidInput, OSError) as error:
-                reason = error.message if isinstance(error, InvalidInput) else error.strerror or "cannot be read"
+            except InvalidInput as error:
+                # Most messages name the document, and the line begins with the path already.
+                reason = error.message.removeprefix(_source_id(path)).lstrip(": ")
                 failures.append(Failure(path=path, reason=reason))
+            except OSError as error:
+                failures.append(_unreadable(path, error))
             else:
                 done.append((path, ingested))
             counter.step()
@@ -245,26 +260,38 @@ def _gather(paths: list[Path]) -> tuple[list[Failure], list[Path], int]:
     skipped = 0
 
     def below(folder: Path) -> Iterator[Path]:
-        for entry in sorted(folder.iterdir()):
-            if entry.is_symlink():
-                continue
-            if entry.is_dir() and not entry.name.startswith("."):
-                yield from below(entry)
-            elif entry.is_file() and (not entry.name.startswith(".") or entry.stem == ".project-spec"):
-                yield entry
+        try:
+            for entry in sorted(folder.iterdir()):
+                if entry.is_symlink():
+                    continue
+                if entry.is_dir() and not entry.name.startswith("."):
+                    yield from below(entry)
+                elif entry.is_file() and (not entry.name.startswith(".") or entry.stem == ".project-spec"):
+                    yield entry
+        except OSError as error:
+            failures.append(_unreadable(folder, error))
 
     for path in paths:
-        if path.is_dir():
-            for file in below(path):
-                if file.suffix.lower() in SUFFIXES:
-                    files.append(file)
-                else:
-                    skipped += 1
-        elif path.exists():
-            files.append(path)
-        else:
-            failures.append(Failure(path=path, reason="no such file or directory"))
+        try:
+            if path.is_dir():
+                for file in below(path):
+                    if file.suffix.lower() in SUFFIXES:
+                        files.append(file)
+                    else:
+                        skipped += 1
+            elif path.is_file():
+                files.append(path)
+            else:
+                # Reading a pipe would wait for whoever writes into it.
+                path.stat()
+                failures.append(Failure(path=path, reason="neither a file nor a directory"))
+        except OSError as error:
+            failures.append(_unreadable(path, error))
     return failures, list(dict.fromkeys(files)), skipped
+
+
+def _unreadable(path: Path, error: OSError) -> Failure:
+    return Failure(path=path, reason=(error.strerror or "cannot be read").lower())
 
 
 def _source_id(path: Path) -> str:
@@ -277,8 +304,11 @@ def _source_id(path: Path) -> str:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    """At most one byte more than allowed, which the parser then refuses."""
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise DocumentTooLarge(f"has {size:,} bytes; the limit is {max_bytes:,}")
+        # One byte more than allowed, which the parser then refuses: it may grow, or be no plain file.
         return file.read(max_bytes + 1)
 
 
@@ -314,11 +344,11 @@ def _report(done: list[tuple[Path, Any]], failures: list[Failure], skipped: int,
         )
     else:
         said = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "nothing"
-        screen.out.print(f"tenant {escape(tenant)}: {said}; {embedded} chunks embedded")
+        screen.out.print(f"tenant {screen.shown(tenant)}: {said}; {embedded} chunks embedded")
         if skipped:
             screen.out.print(f"{skipped} files of other formats left out")
     for failure in failures:
-        screen.err.print(f"[red]error:[/red] {escape(str(failure.path))}: {escape(failure.reason)}")
+        screen.err.print(f"[red]error:[/red] {screen.shown(str(failure.path))}: {screen.shown(failure.reason)}")
 
 
 @app.command()
@@ -372,7 +402,7 @@ async def _query(
                 found = await service.search(request, principal=principal, include_dropped=True)
                 screen.print_passages(found.passages, found.dropped)
                 for note in found.degraded:
-                    screen.out.print(f"[yellow]note:[/yellow] {escape(note)}")
+                    screen.out.print(f"[yellow]note:[/yellow] {screen.shown(note)}")
                 return 0
             response = await service.generate(request, principal=principal)
     if as_json:
@@ -390,7 +420,9 @@ def db_start() -> None:
     settings = _settings()
     server = embedded.start(settings.rag_home)
     deployment.prepare(server, settings)
-    screen.out.print(f"PostgreSQL {server.major} runs on port {server.port}, its home is {escape(str(server.home))}.")
+    screen.out.print(
+        f"PostgreSQL {server.major} runs on port {server.port}, its home is {screen.shown(str(server.home))}."
+    )
 
 
 @db.command("stop")

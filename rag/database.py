@@ -7,6 +7,7 @@ quote what a user wrote.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from rag import errors
-from rag.migrate import digest, head_revision
+from rag.frozen import digest, head_revision
 from rag.principal import Principal
 from rag.resources import query
 
@@ -94,8 +95,14 @@ class Database:
             raise errors.ScopeForbidden(
                 "public documents are written by rag_publisher: set RAG_PUBLISHER_DATABASE_URL", field="scope"
             )
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
         with translated_errors():
             async with pool.connection() as connection:
+                # The pool waits in wait_for(), which up to Python 3.11 loses a cancellation that comes
+                # together with the connection; what was asked to end would run on.
+                if task is not None and task.cancelling() > cancellations:
+                    raise asyncio.CancelledError
                 await connection.set_read_only(read_only)
                 async with connection.transaction():
                     session = Session(connection)
@@ -114,8 +121,8 @@ class Database:
     async def ping(self) -> None:
         """Raise DatabaseUnavailable unless the database answers."""
         with translated_errors():
-            async with self._app.connection() as connection:
-                await connection.execute("select 1")
+            async with self._app.connection():
+                pass  # the pool asks a connection before it gives it out
 
     async def check_barrier(self, *, dimensions: int, strict: bool) -> list[str]:
         """Raise BarrierDown or SchemaMismatch unless access control will hold; return the warnings.
@@ -223,8 +230,13 @@ def translated_errors() -> Iterator[None]:
     """Driver errors become those of `rag.errors`; messages of the server stay behind."""
     try:
         yield
-    except (PoolTimeout, TooManyRequests) as error:
+    except TooManyRequests as error:
         raise errors.DatabaseUnavailable("all database connections are busy; try again shortly") from error
+    except PoolTimeout as error:
+        # The pool cannot tell which: it goes on trying to connect in the background.
+        raise errors.DatabaseUnavailable(
+            "the database does not answer, or all connections to it are busy; try again shortly"
+        ) from error
     except psycopg.Error as error:
         raise _translation(error) from error
     except UnicodeEncodeError as error:

@@ -21,14 +21,49 @@ MIN_STEM_LENGTH = 5
 MAX_ENDING_LENGTH = 3
 # A further sentence must carry at least this part of the best one's weight.
 FOLLOW_UP_SHARE = 0.6
+ENDINGS = (".", "!", "?", "。", "！", "？", "…")
+# Text of a PDF is wrapped near its margin; half as wide as the widest line is not wrapped but ended.
+SHORT_LINE = 0.5
 # The search has ranked the passages already: the first counts fully, the fifth half.
 RANK_DISCOUNT = 0.25
 
-_FENCE = re.compile(r"^\s*(```|~~~).*?^\s*\1[^\n]*$", re.MULTILINE | re.DOTALL)
-_PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+[.)])\s)|\n(?=#)")
-_SENTENCE = re.compile(r"(?<=[.!?。！？])[\"'»”)]*\s+(?=[^\Wa-z])|(?<=[。！？])")
+# After these a full stop ends no sentence, whatever follows; nor does it after a single letter or up to
+# two digits: initials, "z. B.", the German "31. März".
+ABBREVIATIONS = (
+    "Dr",
+    "Mr",
+    "Mrs",
+    "Ms",
+    "Prof",
+    "St",
+    "vs",
+    "Nr",
+    "ca",
+    "vgl",
+    "bzw",
+    "inkl",
+    "стр",
+    "рис",
+    "ул",
+    "см",
+)
+
+_FENCE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
+# Numbers of one or two digits: a line of running text may begin with a year.
+_PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d{1,2}[.)])\s)|\n(?=\s*#{1,6}\s)")
+_SENTENCE = re.compile(
+    r"(?:(?<=[.!?。！？])"
+    + "".join(rf"(?<!\b{word}\.)" for word in (r"\w", r"\d\d", *ABBREVIATIONS))
+    + r"|(?<=[.!?][\"'»”)]))\s+(?=[^\Wa-zß-öø-ÿа-яё])|(?<=[。！？])"
+)
 _HEADING = re.compile(r"^\s*#{1,6}\s")
-_MARKUP = re.compile(r"^\s*(?:[-*+>]|\d+[.)])\s+|[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}|\{\s*#[\w-]+\s*\}")
+_BULLET = re.compile(r"^\s*(?:[-*+>]|\d{1,2}[.)])\s+|\{\s*#[\w-]+\s*\}")
+# Emphasis is a few words; the bound keeps asterisks without a partner cheap.
+_EMPHASIS = re.compile(
+    r"`[^`]*`|(?<![\w*])(?P<stars>\*{1,3})(?=[^\s*])(?P<starred>.{1,200}?)(?<=[^\s*])(?P=stars)(?![\w*])"
+    r"|(?<!\w)(?P<lines>_{1,3})(?=[^\s_])(?P<lined>.{1,200}?)(?<=[^\s_])(?P=lines)(?!\w)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +81,7 @@ def answer(question: str, sources: Mapping[str, Passage]) -> str:
     Best first. The refusal of the prompt when no sentence shares a word with the question.
     """
     languages = {passage.language for passage in sources.values()} | {"en"}
-    wanted = key_terms(question, languages) or key_terms(question, ())
+    wanted = key_terms(question, languages)
     sentences = list(_sentences(sources, languages))
     frequency = Counter(
         term for sentence in sentences for term in wanted if any(_same(term, word) for word in sentence.terms)
@@ -69,7 +104,8 @@ def answer(question: str, sources: Mapping[str, Passage]) -> str:
     for sentence in ranked[1:]:
         if len(chosen) == MAX_SENTENCES or weight(sentence) < FOLLOW_UP_SHARE * weight(ranked[0]):
             break
-        if all(sentence.text != other.text for other in chosen):
+        # Half a line of a list says little behind somebody else's sentence.
+        if sentence.text.rstrip("\"'»”)").endswith(ENDINGS) and all(sentence.text != other.text for other in chosen):
             chosen.append(sentence)
     return " ".join(f"{sentence.text} [{sentence.alias}]" for sentence in chosen)
 
@@ -78,7 +114,7 @@ def _sentences(sources: Mapping[str, Passage], languages: set[str | None]) -> It
     for rank, (alias, passage) in enumerate(sources.items(), start=1):
         prose = _FENCE.sub("\n\n", passage.text)
         # A passage that is all code still has something to say.
-        pieces = list(_split(prose)) or list(_split(passage.text))
+        pieces = list(_split(prose)) or list(_split(_FENCE_LINE.sub("", passage.text)))
         for place, piece in enumerate(pieces):
             text = neutral(piece)
             yield _Sentence(alias=alias, place=place, text=text, terms=frozenset(key_terms(text, languages)), rank=rank)
@@ -86,14 +122,34 @@ def _sentences(sources: Mapping[str, Passage], languages: set[str | None]) -> It
 
 def _split(text: str) -> Iterator[str]:
     for paragraph in _PARAGRAPH.split(text):
-        if _HEADING.match(paragraph) and "\n" not in paragraph.strip():
-            continue
-        lines = [line for line in paragraph.splitlines() if not _HEADING.match(line)]
-        joined = " ".join(_MARKUP.sub("", line).strip() for line in lines)
-        for sentence in _SENTENCE.split(joined):
-            sentence = " ".join(sentence.split())
-            if len(sentence.split()) >= MIN_SENTENCE_WORDS or len(sentence) > 3 * MIN_STEM_LENGTH:
-                yield (sentence if len(sentence) <= MAX_SENTENCE_LENGTH else sentence[:MAX_SENTENCE_LENGTH] + "…")
+        lines = [_BULLET.sub("", line).strip() for line in paragraph.splitlines() if not _HEADING.match(line)]
+        for block in _wrapped(lines):
+            for sentence in _SENTENCE.split(_unmarked(block)):
+                sentence = " ".join(sentence.split())
+                if len(sentence.split()) >= MIN_SENTENCE_WORDS or len(sentence) > 3 * MIN_STEM_LENGTH:
+                    yield sentence if len(sentence) <= MAX_SENTENCE_LENGTH else sentence[:MAX_SENTENCE_LENGTH] + "…"
+
+
+def _wrapped(lines: list[str]) -> Iterator[str]:
+    """Join the lines of running text; a short line before a capital is a heading or an item of its own."""
+    widest = max(map(len, lines), default=0)
+    block: list[str] = []
+    for line in lines:
+        if block and len(block[-1]) < SHORT_LINE * widest and line[:1].isupper():
+            yield " ".join(block)
+            block = []
+        block.append(line)
+    yield " ".join(block)
+
+
+def _unmarked(text: str) -> str:
+    """`text` without asterisks, underscores and backticks that are Markdown; names such as RAG_HOME stay whole."""
+
+    def inside(match: re.Match[str]) -> str:
+        return match["starred"] or match["lined"] or match[0]
+
+    # Twice, for bold inside italics; code comes last, since nothing in it is markup.
+    return _EMPHASIS.sub(inside, _EMPHASIS.sub(inside, text)).replace("`", "")
 
 
 def _same(first: str, second: str) -> bool:

@@ -143,9 +143,13 @@ class AutomaticGenerator:
 
 
 def open_generator(settings: Settings) -> Generator:
-    """The generator that the settings ask for; nothing is contacted yet."""
+    """The generator that the settings ask for; nothing is contacted yet.
+
+    Raises ModelNotAllowedError when CHAT_MODEL is not in RAG_MODEL_LIMITS.
+    """
     if settings.rag_llm_provider == EXTRACTIVE:
         return ExtractiveGenerator(settings)
+    check_allowed(settings.chat_model, settings)
     if settings.rag_llm_provider == "ollama":
         return OllamaGenerator(settings, OllamaClient(settings.ollama_base_url, timeout_s=settings.rag_timeout_seconds))
     return AutomaticGenerator(settings)

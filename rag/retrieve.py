@@ -27,11 +27,11 @@ async def retrieve(
     scope: Narrowing | None = None,
     document_ids: Sequence[UUID] | None = None,
     include_dropped: bool = False,
-) -> list[Passage]:
-    """The passages that the principal may read, best first; keywords alone when `vector` is None.
+) -> tuple[list[Passage], str]:
+    """The passages that the principal may read, best first, and the arms that ran; keywords alone without a `vector`.
 
     `min_similarity` is a cosine. With `include_dropped` the candidates that did not make it follow,
-    without rank.
+    without rank. The arms are `hybrid`, `partial` or `keyword`, and `none` where nothing can be read.
     """
     async with database.transaction(principal, read_only=True) as session:
         rows = await session.rows(
@@ -51,7 +51,19 @@ async def retrieve(
                 "include_dropped": include_dropped,
             },
         )
-    return [_passage(row) for row in rows]
+        if rows:
+            return [_passage(row) for row in rows], rows[0]["mode"]
+        empty = await session.row(
+            "search_mode",
+            {
+                "tenant_id": principal.tenant_id,
+                "embedding_model": None if vector is None else embedding_model,
+                "scope": scope,
+                "document_ids": None if document_ids is None else list(document_ids),
+            },
+        )
+        assert empty is not None
+        return [], empty["mode"]
 
 
 def _passage(row: dict[str, Any]) -> Passage:

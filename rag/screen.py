@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,14 @@ SHOWN_DROPPED = 15
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+# ESC and its 8-bit kin: what a document says must not move the cursor or rename the window.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def shown(text: str) -> str:
+    """`text` for `out` and `err`, without control characters and with nothing in it taken for markup."""
+    return escape(_CONTROL.sub("�", text))
+
 
 class Counter:
     """Progress over a known number of things; a bar on a terminal, lines elsewhere."""
@@ -37,7 +46,7 @@ class Counter:
     def note(self, text: str) -> None:
         """What is being worked on."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, note=escape(text[-48:]))
+            self._progress.update(self._task, note=shown(text[-48:]))
 
     def step(self) -> None:
         self._done += 1
@@ -87,23 +96,23 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
     answer = response.answer
     for number, citation in enumerate(response.citations, start=1):
         answer = answer.replace(f"[SourceId: {citation.source_id}]", f"[{number}]")
-    out.print(f"{indent}{escape(answer)}")
+    out.print(f"{indent}{shown(answer)}")
     for number, citation in enumerate(response.citations, start=1):
         place = _place(citation.document_name, citation.section, citation.page_number)
         stale = " [yellow](changed since)[/yellow]" if citation.stale else ""
-        out.print(f"{indent}  [bold]\\[{number}][/bold] {escape(place)}{stale} [dim]{citation.source_id}[/dim]")
+        out.print(f"{indent}  [bold]\\[{number}][/bold] {shown(place)}{stale} [dim]{citation.source_id}[/dim]")
     score = response.confidence
     out.print(
         f"{indent}  {response.action} · confidence {score.overall} "
         f"[dim](retrieval {score.retrieval_score:.2f}, coverage {score.coverage_score:.2f}, "
-        f"grade {score.llm_score}) · answered by {escape(response.model_used)} in "
+        f"grade {score.llm_score}) · answered by {shown(response.model_used)} in "
         f"{response.generation_time_ms:.0f} ms[/dim]"
     )
     if response.route_to is not None:
         whom = response.route_to.owner_email or response.route_to.tag
-        out.print(f"{indent}  [dim]{escape(response.route_to.reason)}: ask {escape(whom)}[/dim]")
+        out.print(f"{indent}  [dim]{shown(response.route_to.reason)}: ask {shown(whom)}[/dim]")
     for note in response.degraded:
-        out.print(f"{indent}  [yellow]note:[/yellow] {escape(note)}")
+        out.print(f"{indent}  [yellow]note:[/yellow] {shown(note)}")
 
 
 def print_passages(found: Sequence[Passage], dropped: Sequence[Passage]) -> None:
@@ -118,7 +127,7 @@ def print_passages(found: Sequence[Passage], dropped: Sequence[Passage]) -> None
             place += f" (of {passage.duplicate_of})"
         out.print(
             f"{rank:>3}  {passage.score:>6.4f}  {keyword:>12}  {vector:>11}  {passage.token_count:>6}  "
-            f"{passage.reason:<20}  {escape(place)}"
+            f"{passage.reason:<20}  {shown(place)}"
         )
     if len(dropped) > SHOWN_DROPPED:
         out.print(f"[dim]and {len(dropped) - SHOWN_DROPPED} further candidates[/dim]")

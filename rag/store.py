@@ -206,6 +206,7 @@ async def replace(
             "verified": record.verified,
             "metadata": Jsonb(dict(record.metadata)),
             "created_at": None,
+            "content_updated_at": None,
         }
         surplus = list(known.surplus)
         staying: set[int] = set()
@@ -233,6 +234,12 @@ async def replace(
                 assert known.document_id is not None
                 assert known.document_access_id is not None
                 surplus.append((known.document_access_id, known.document_id))
+                moved = await session.row("get_document", {"tenant_id": principal.tenant_id, "id": known.document_id})
+                assert moved is not None
+                document["created_at"] = moved["created_at"]
+                # Who may read it is no part of what it says: citations of the same text are not stale.
+                if moved["body"] == record.body:
+                    document["content_updated_at"] = moved["content_updated_at"]
             inserted = await session.row("insert_document", document)
             if inserted is None:
                 raise ScopeForbidden()
@@ -290,11 +297,12 @@ async def remove_document(database: Database, principal: Principal, document_id:
     source = {"source_type": row["source_type"], "source_id": row["source_id"]}
     async with database.transaction(principal, publish=destination.publishes) as session:
         await _lock(session, principal, destination, row["source_type"], row["source_id"])
-        place = {"tenant_id": principal.tenant_id, "access_id": row["access_id"]}
+        # Read again under the lock: it may be gone, or in another class since its tags changed.
+        present = await session.row("get_document", {"tenant_id": principal.tenant_id, "id": document_id})
+        if present is None:
+            raise DocumentNotFound()
+        place = {"tenant_id": principal.tenant_id, "access_id": present["access_id"]}
         if await session.row("delete_document", place | {"id": document_id}) is None:
-            # Gone since it was read, or there only to be read.
-            if await session.row("get_document", {"tenant_id": principal.tenant_id, "id": document_id}) is None:
-                raise DocumentNotFound()
             raise ScopeForbidden()
         await session.run("bury_source", place | source | {"reason": reason})
 

@@ -639,7 +639,7 @@ def test_real_pdfs_are_read(name, pages, title, phrase):
     [
         ("project: orion\ntitle: Booking and boarding\n", "Booking and boarding"),
         ("name: 'orion'  # short\n", "orion"),
-        ("name: orion\ntitle: \"Booking\"\n", "Booking"),
+        ('name: orion\ntitle: "Booking"\n', "Booking"),
         ("parts:\n  title: inner\n", "project-spec"),
         ("title: [a, b]\n", "project-spec"),
         ("title: &anchor x\n", "project-spec"),
