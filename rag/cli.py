@@ -16,7 +16,7 @@ import structlog
 import typer
 
 from rag import screen
-from rag.errors import DocumentTooLarge, InvalidInput, RAGServiceError
+from rag.errors import DocumentTooLarge, EmbeddingInvalid, InvalidInput, RAGServiceError, SourceRetracted
 from rag.settings import Settings
 
 app = typer.Typer(
@@ -215,7 +215,8 @@ async def _ingest(
                     max_bytes=settings.rag_max_document_bytes,
                     progress=lambda embedded, total: counter.note(f"{path.name} {embedded}/{total}"),
                 )
-            except InvalidInput as error:
+            except (InvalidInput, EmbeddingInvalid, SourceRetracted) as error:
+                # Of this document alone; what the database or the provider lacks, all others lack as well.
                 # Most messages name the document, and the line begins with the path already.
                 reason = error.message.removeprefix(_source_id(path)).lstrip(": ")
                 failures.append(Failure(path=path, reason=reason))
@@ -295,7 +296,10 @@ def _unreadable(path: Path, error: OSError) -> Failure:
 
 
 def _source_id(path: Path) -> str:
-    """The path below the working directory, or the absolute one elsewhere: the same file, the same document."""
+    """The path below the working directory, or the absolute one elsewhere.
+
+    From the same directory the same file is the same document; a project may move with its database.
+    """
     resolved = path.resolve()
     try:
         return resolved.relative_to(Path.cwd()).as_posix()
@@ -385,6 +389,8 @@ async def _query(
     from rag.exchange import RAGRequest
     from rag.principal import Principal, check_user_id
 
+    if explain and as_json:
+        raise InvalidInput("--explain is a table; --json has the same figures under `passages`", field="--explain")
     settings = _settings()
     request = RAGRequest(query=question, scope=scope, max_context_chunks=top_k, model=model)  # type: ignore[arg-type]
     asker = {

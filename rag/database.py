@@ -18,7 +18,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from rag import errors
-from rag.frozen import digest, head_revision
+from rag.frozen import head_revision, other_draft
 from rag.principal import Principal
 from rag.resources import query
 
@@ -195,14 +195,13 @@ async def _check_schema(connection: AsyncConnection[DictRow], found: type_row, *
         revision = await Session(connection).row("schema_revision", {})
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise errors.SchemaMismatch("this database has not been migrated: run `rag migrate`") from error
+    draft = other_draft(revision["digests"] if revision else None)
+    if draft is not None:
+        raise errors.SchemaMismatch(
+            f"this database was built by another draft of migration {draft}, from before the first release"
+        )
     if revision is None or revision["revision"] != head_revision():
         raise errors.SchemaMismatch("migrations are pending: run `rag migrate`")
-    for entry in (revision["digests"] or "").split():
-        name, _, recorded = entry.partition("=")
-        if recorded != digest(f"{name}.up.sql"):
-            raise errors.SchemaMismatch(
-                f"this database was built by another draft of migration {name}, from before the first release"
-            )
     if found["embedding_dimensions"] != dimensions:
         raise errors.SchemaMismatch(
             f"RAG_EMBEDDING_DIMENSIONS is {dimensions}, and this database was migrated with "

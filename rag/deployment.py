@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rag import embedded, frozen
 from rag.database import Database
-from rag.errors import DatabaseError, SchemaMismatch
+from rag.errors import DatabaseUnavailable, SchemaMismatch
 from rag.settings import Settings
 
 # Only the embedded database has one (DESIGN.md, section 2): it is one developer's own.
@@ -57,8 +57,8 @@ def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> None:
     """Migrate an embedded database that is behind. Raises SchemaMismatch for one from another draft."""
     try:
         revision, same = frozen.state(server.url("postgres"))
-    except DatabaseError as error:
-        raise DatabaseError(f"the embedded database in {server.home} does not answer") from error
+    except DatabaseUnavailable as error:
+        raise DatabaseUnavailable(f"the embedded database in {server.home} does not answer") from error
     if not same:
         raise SchemaMismatch(
             f"the embedded database in {server.home} was built by an earlier draft of this version's schema, "

@@ -30,10 +30,24 @@ def head_revision() -> str:
     return max(path.name for path in (migrations_folder() / "frozen").glob("*.up.sql")).partition("_")[0]
 
 
+def other_draft(recorded: str | None) -> str | None:
+    """The migration that a database was built by in another wording, from the comment of its version table.
+
+    None when there is none. Raises SchemaMismatch for a database of a newer version.
+    """
+    for name, _, value in (entry.partition("=") for entry in (recorded or "").split()):
+        if not (migrations_folder() / "frozen" / f"{name}.up.sql").is_file():
+            raise SchemaMismatch("this database was migrated by a newer version of Palisade")
+        if digest(f"{name}.up.sql") != value:
+            return name
+    return None
+
+
 def state(url: str) -> tuple[str | None, bool]:
     """The revision of a database, and whether its migrations are the ones of this version.
 
     The second is False when an unreleased migration was rewritten after the database was built.
+    Raises DatabaseUnavailable, SchemaMismatch for a database of a newer version.
     """
     try:
         with psycopg.connect(url, connect_timeout=10) as connection:
@@ -48,5 +62,4 @@ def state(url: str) -> tuple[str | None, bool]:
         raise DatabaseUnavailable() from error
     if row is None:
         return None, True
-    recorded = dict(entry.split("=") for entry in (comment or "").split() if "=" in entry)
-    return row[0], all(digest(f"{name}.up.sql") == value for name, value in recorded.items())
+    return row[0], other_draft(comment) is None

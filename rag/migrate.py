@@ -50,6 +50,7 @@ def run_frozen(name: str, variables: Mapping[str, int] | None = None) -> None:
 
 
 def alembic_config(url: str | None, *, dimensions: int) -> Config:
+    """Alembic's configuration for a database; its folder is found wherever this is installed."""
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

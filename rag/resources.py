@@ -16,14 +16,17 @@ def _folder(checkout: str, packaged: str) -> Path:
 
 
 def sql_folder() -> Path:
+    """The folder with `schema/`, `queries/` and `bootstrap.sql`."""
     return _folder("sql", "_sql")
 
 
 def migrations_folder() -> Path:
+    """Alembic's folder: `env.py`, `versions/`, `frozen/`."""
     return _folder("alembic", "_migrations")
 
 
 def sample_folder() -> Path:
+    """The sample corpus and its manifest `corpus.yaml`."""
     return _PACKAGE / "_sample"
 
 

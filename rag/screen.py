@@ -59,6 +59,7 @@ class Counter:
 
 @contextmanager
 def counting(total: int, what: str) -> Iterator[Counter]:
+    """A counter for so many things; on a terminal its bar is gone at the end."""
     if not err.is_terminal:
         yield Counter(None, total, what)
         return
@@ -93,6 +94,7 @@ def print_json(text: str) -> None:
 
 
 def print_answer(response: RAGResponse, *, indent: str = "") -> None:
+    """Print an answer with its citations numbered, its confidence, and what it had to do without."""
     answer = response.answer
     for number, citation in enumerate(response.citations, start=1):
         answer = answer.replace(f"[SourceId: {citation.source_id}]", f"[{number}]")

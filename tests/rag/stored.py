@@ -47,7 +47,8 @@ HALF_DOCUMENTS = """
     where (chunks > 0 and first = 0 and last = chunks - 1 and covers and tail !~ '\\S') is not true
 """
 
-# Everything that an ingest decides; not the ids and times, which no two runs share.
+# Everything that an ingest decides; not the ids and times, which no two runs share, nor the embeddings, whose
+# last digit depends on what else was in the batch.
 CONTENT = """
     select
         document.tenant_id, document.scope, document.project_id, document.tags, document.source_type,
@@ -55,7 +56,7 @@ CONTENT = """
         document.language, document.title, document.body, document.verified, document.metadata,
         array_agg(
             (chunk_index, chunk_text, chunk_hash, token_count, token_counter, start_offset, end_offset, page_number,
-            section, embedding::text, embedding_model, tsv::text, lexeme_count, chunk.language)::text
+            section, embedding_model, tsv::text, lexeme_count, chunk.language)::text
             order by chunk_index
         ) as chunks
     from rag.rag_documents as document
@@ -73,6 +74,16 @@ VERSIONS = """
     union all
     select 'chunk', id, xmin::text, ctid::text from rag.rag_chunks
     order by 1, 2
+"""
+
+
+LEAST_COSINE = """
+    select min(1 - (one.embedding operator(rag.<=>) other.embedding)) as least
+    from rag.rag_documents as document
+    join rag.rag_documents as twin on (twin.source_type, twin.source_id) = (document.source_type, document.source_id)
+    join rag.rag_chunks as one on one.document_id = document.id
+    join rag.rag_chunks as other on other.document_id = twin.id and other.chunk_index = one.chunk_index
+    where document.user_id = %s and twin.user_id = %s
 """
 
 
@@ -95,3 +106,9 @@ def content(url: str, *, user_id: int | None) -> list[dict[str, Any]]:
 def versions(url: str) -> list[dict[str, Any]]:
     """Which version each row is."""
     return rows(url, VERSIONS)
+
+
+def least_cosine(url: str, one: int, other: int) -> float:
+    """How near the embeddings of two owners' copies of the same sources are, at worst."""
+    (row,) = rows(url, LEAST_COSINE, (one, other))
+    return float(row["least"])

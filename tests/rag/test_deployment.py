@@ -165,3 +165,11 @@ def test_an_embedded_database_that_cannot_be_read_names_its_home(mine: Settings)
         connection.execute(f"drop database {embedded.DATABASE}")
     with pytest.raises(DatabaseError, match=str(mine.rag_home)):
         deployments.prepare(server, mine)
+
+
+def test_a_database_of_a_newer_version_is_left_alone(mine: Settings):
+    place = deployments.locate(mine)
+    with psycopg.connect(place.server.url("postgres"), autocommit=True) as connection:
+        connection.execute("comment on table rag.alembic_version is '0002_later=y'")
+    with pytest.raises(SchemaMismatch, match="newer version"):
+        deployments.locate(mine)
