@@ -6,13 +6,17 @@ import importlib.metadata
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import structlog
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 
 from api.contract import (
+    PROBLEM_JSON,
+    Asker,
     DocumentAnswer,
     IngestAnswer,
     IngestBody,
@@ -22,7 +26,7 @@ from api.contract import (
     strict_route,
 )
 from api.errors import add_handlers
-from api.identity import Door
+from api.identity import Caller, Door
 from rag import store
 from rag.answer import RAGService
 from rag.database import Database
@@ -37,10 +41,11 @@ log = structlog.get_logger(__name__)
 # Text as JSON grows: every quote and line feed takes two bytes, a control character six.
 JSON_GROWTH = 2
 SUFFIX = {"markdown": ".md", "text": ".txt", "yaml": ".yaml"}
-PROBLEMS: dict[int | str, dict[str, object]] = {
-    status: {"model": Problem, "content": {"application/problem+json": {}}}
-    for status in (400, 401, 403, 404, 409, 413, 415, 422, 502, 503, 504)
-}
+# Named here and defined in `_describe`: a `model` would be declared as application/json.
+PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 401, 403, 404, 409, 413, 415, 421, 422, 500, 502, 503, 504, 507), PROBLEM
+)
 
 
 def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI:
@@ -67,6 +72,7 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
     add_handlers(app)
     app.include_router(_probes(database, door))
     app.include_router(_rag(settings, database, door))
+    _describe(app)
     return app
 
 
@@ -75,7 +81,9 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         prefix="/rag",
         tags=["rag"],
         responses=PROBLEMS,
-        route_class=strict_route(JSON_GROWTH * settings.rag_max_document_bytes),
+        route_class=strict_route(JSON_GROWTH * settings.rag_max_document_bytes, identify=door.identify),
+        # Says so in the description of the API; the route class has the credential checked before this runs.
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The token that `rag serve` prints, or a key"))],
     )
 
     @router.post("/query", summary="Answer a question, or return its passages")
@@ -107,8 +115,7 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
             tenant_id=body.tenant_id,
             user_id=body.user_id,
             project_id=body.project_id,
-            # What one writes one must be able to read: without other words the document's tags are asserted.
-            tags=body.tags if body.user_tags is None else body.user_tags,
+            tags=caller.writing_tags(body.tags) if body.user_tags is None else body.user_tags,
         )
         service: RAGService = request.app.state.service
         ingested = await ingest(
@@ -139,43 +146,25 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         return IngestAnswer.of(ingested)
 
     @router.get("/documents/{document_id}", summary="Read one document")
-    async def read_document(
-        request: Request,
-        document_id: UUID,
-        tenant_id: str | None = None,
-        user_id: str | None = None,
-        project_id: str | None = None,
-    ) -> DocumentAnswer:
-        principal = _asserted(door, request, "query", tenant_id, user_id, project_id)
+    async def read_document(request: Request, document_id: UUID, asker: Annotated[Asker, Query()]) -> DocumentAnswer:
+        principal = _asserted(door.admit(request, "query"), asker)
         row = await store.read_document(database, principal, document_id)
         return DocumentAnswer.model_validate({"document_id": row["id"], **row})
 
     @router.delete("/documents/{document_id}", status_code=204, summary="Delete one document")
-    async def delete_document(
-        request: Request,
-        document_id: UUID,
-        tenant_id: str | None = None,
-        user_id: str | None = None,
-        project_id: str | None = None,
-    ) -> None:
-        principal = _asserted(door, request, "delete", tenant_id, user_id, project_id)
+    async def delete_document(request: Request, document_id: UUID, asker: Annotated[Asker, Query()]) -> None:
+        caller = door.admit(request, "delete")
+        principal = _asserted(caller, asker)
+        caller.check_scope((await store.read_document(database, principal, document_id))["scope"])
         await store.remove_document(database, principal, document_id, reason="deleted")
 
     return router
 
 
-def _asserted(
-    door: Door,
-    request: Request,
-    action: str,
-    tenant_id: str | None,
-    user_id: str | None,
-    project_id: str | None,
-) -> Principal:
-    """The principal of a request without a body: query parameters, `user_tags` any number of times."""
-    caller = door.admit(request, "delete" if action == "delete" else "query")
-    tags = request.query_params.getlist("user_tags")
-    return caller.principal(tenant_id=tenant_id, user_id=user_id, project_id=project_id, tags=tags or None)
+def _asserted(caller: Caller, asker: Asker) -> Principal:
+    return caller.principal(
+        tenant_id=asker.tenant_id, user_id=asker.user_id, project_id=asker.project_id, tags=asker.user_tags
+    )
 
 
 def _probes(database: Database, door: Door) -> APIRouter:
@@ -185,12 +174,16 @@ def _probes(database: Database, door: Door) -> APIRouter:
     async def livez() -> dict[str, str]:
         return {"status": "ok"}
 
-    @router.get("/readyz", summary="Whether requests can be answered", responses={503: {"model": Problem}})
+    @router.get("/readyz", summary="Whether requests can be answered", responses={503: PROBLEM})
     async def readyz() -> dict[str, str]:
         await database.ping()
         return {"status": "ok"}
 
-    @router.get("/health", summary="Health; with a credential also what it rests on")
+    @router.get(
+        "/health",
+        summary="Health; with a credential also what it rests on",
+        responses={401: PROBLEM, 403: PROBLEM, 421: PROBLEM, 503: {"description": "Unhealthy"}},
+    )
     async def health(request: Request) -> JSONResponse:
         try:
             await database.ping()
@@ -214,6 +207,18 @@ def _probes(database: Database, door: Door) -> APIRouter:
 def _name(body: IngestBody) -> str:
     """A file name that tells the format: the caller's word, else the source's own suffix."""
     return body.source_id + (SUFFIX[body.format] if body.format else "")
+
+
+def _describe(app: FastAPI) -> None:
+    """Put the shape of errors, which no route returns by itself, into the description of the API."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        described = generate()
+        described["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 async def _observe(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -17,6 +17,8 @@ from rag.exchange import MAX_QUESTION_BYTES, Narrowing, Passage, RAGResponse
 from rag.ingest import Ingested
 from rag.store import Scope
 
+PROBLEM_JSON = "application/problem+json"
+
 UserId = Annotated[int | str | None, Field(description="A positive whole number, or its decimal string")]
 ProjectId = Annotated[str | None, Field(max_length=128, description="A project of the user, or * for all")]
 Tags = Annotated[list[str] | None, Field(max_length=256)]
@@ -29,6 +31,8 @@ class Body(BaseModel):
 
 
 class Message(Body):
+    """A message of the conversation so far."""
+
     role: Literal["user", "assistant"]
     content: Annotated[str, Field(max_length=32_768)]
 
@@ -105,7 +109,20 @@ class IngestBody(Body):
     )
 
 
+class Asker(BaseModel):
+    """The asserted principal of a request without a body."""
+
+    tenant_id: str | None = None
+    user_id: Annotated[str | None, Field(description="A positive whole number")] = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class IngestAnswer(BaseModel):
+    """What became of a source."""
+
     document_id: UUID
     status: Literal["created", "updated", "moved", "unchanged"]
     chunks: Annotated[int, Field(description="0 when unchanged")]
@@ -150,6 +167,8 @@ class Hit(BaseModel):
 
 
 class Confidence(BaseModel):
+    """How sure the answer is, and what that is made of (spec 001)."""
+
     overall: Annotated[int, Field(ge=0, le=100)]
     retrieval_score: float
     coverage_score: float
@@ -157,6 +176,8 @@ class Confidence(BaseModel):
 
 
 class CitationOut(BaseModel):
+    """A source that the answer names."""
+
     source_id: Annotated[str, Field(description="{document_id}:{chunk_index}")]
     document_id: str
     document_name: str
@@ -170,6 +191,8 @@ class CitationOut(BaseModel):
 
 
 class Route(BaseModel):
+    """Whom to ask instead."""
+
     tag: str
     owner_user_id: str | None
     owner_email: str | None
@@ -178,7 +201,7 @@ class Route(BaseModel):
 
 
 class QueryAnswer(BaseModel):
-    """The RAGResponse of spec 001; with `generate: false` only `hits`, `degraded` and `mode` say something."""
+    """The RAGResponse of spec 001; with `generate: false` only `hits` and `degraded` say something."""
 
     answer: str | None
     confidence: Confidence | None
@@ -234,6 +257,8 @@ class QueryAnswer(BaseModel):
 
 
 class DocumentAnswer(BaseModel):
+    """A document as it is stored."""
+
     document_id: UUID
     title: str
     scope: str
@@ -269,10 +294,11 @@ class Problem(BaseModel):
     errors: list[dict[str, str]]
 
 
-def strict_route(max_body_bytes: int) -> type[APIRoute]:
+def strict_route(max_body_bytes: int, *, identify: Callable[[Request], object]) -> type[APIRoute]:
     """A route that reads bodies of at most so many bytes, and JSON as RFC 8259 has it.
 
-    The library would take UTF-16, NaN, and the last of two equal keys.
+    `identify` raises for a caller that is not known, before anything of the body is read. The library
+    would take UTF-16, NaN, and the last of two equal keys.
     """
 
     class StrictRequest(Request):
@@ -298,14 +324,19 @@ def strict_route(max_body_bytes: int) -> type[APIRoute]:
                 raise HTTPException(400, "The body is nested too deeply") from error
             except json.JSONDecodeError:
                 raise
-            except ValueError as error:
+            except _NotStrict as error:
                 raise HTTPException(400, str(error)) from error
+            except ValueError as error:
+                raise HTTPException(400, "The body has a number with too many digits") from error
 
     class StrictRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
 
             async def strictly(request: Request) -> Response:
+                identify(request)
+                if self.body_field is not None and not _is_json(request.headers.get("content-type", "")):
+                    raise HTTPException(415, "The body must be application/json")
                 length = request.headers.get("content-length", "")
                 if length.isdecimal() and int(length[:19]) > max_body_bytes:
                     raise HTTPException(413, f"The body is larger than {max_body_bytes} bytes")
@@ -316,12 +347,21 @@ def strict_route(max_body_bytes: int) -> type[APIRoute]:
     return StrictRoute
 
 
+class _NotStrict(ValueError):
+    """Python's parser would take it."""
+
+
+def _is_json(content_type: str) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+
+
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("The body has the same key twice in one object")
+        raise _NotStrict("The body has the same key twice in one object")
     return found
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise _NotStrict(f"{name} is not JSON")

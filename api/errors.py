@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from api.contract import PROBLEM_JSON
 from rag import errors
 
 log = structlog.get_logger(__name__)
@@ -71,6 +72,7 @@ RETRYABLE = {429, 503}
 
 MAX_ECHO = 200
 """Characters of a caller's own field name that an error may repeat."""
+MAX_FIELDS = 20
 
 
 def problem(
@@ -83,7 +85,7 @@ def problem(
     fields: list[dict[str, str]] | None = None,
 ) -> Response:
     """An `application/problem+json` response; the request's id is in it and in its headers."""
-    request_id = getattr(request.state, "request_id", "")
+    request_id = _request_id(request)
     body: dict[str, Any] = {
         "type": f"urn:palisade:problem:{code}",
         "title": title,
@@ -94,14 +96,21 @@ def problem(
         "request_id": request_id,
         "errors": fields or [],
     }
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in RETRYABLE else {}
+    headers = {"X-Request-ID": request_id, "Cache-Control": "no-store"}
+    if status in RETRYABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     # Escaped to ASCII: a field name may be a lone surrogate, which no encoder would take.
-    return Response(json.dumps(body), status_code=status, headers=headers, media_type="application/problem+json")
+    return Response(json.dumps(body), status_code=status, headers=headers, media_type=PROBLEM_JSON)
+
+
+def _request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", ""))
 
 
 def status_of(error: errors.RAGServiceError) -> tuple[int, str]:
+    """The status and the code of an error: those of its class, else of the nearest one above."""
     for kind in type(error).__mro__:
         if kind in STATUS:
             return STATUS[kind]
@@ -109,6 +118,7 @@ def status_of(error: errors.RAGServiceError) -> tuple[int, str]:
 
 
 def add_handlers(app: FastAPI) -> None:
+    """Make every error of the application a problem detail."""
     app.add_exception_handler(errors.RAGServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
@@ -119,7 +129,8 @@ async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.RAGServiceError)
     status, code = status_of(error)
     if status >= 500:
-        log.warning("request_failed", code=code, cause=type(error.__cause__ or error).__name__)
+        cause = type(error.__cause__ or error).__name__
+        log.warning("request_failed", request_id=_request_id(request), code=code, cause=cause)
     fields = [{"field": error.field, "message": error.message}] if error.field else []
     title = (type(error).__doc__ or "").strip().rstrip(".")
     return problem(request, status=status, code=code, title=title, detail=error.message, fields=fields)
@@ -127,16 +138,25 @@ async def _service_error(request: Request, error: Exception) -> Response:
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    if found[0]["type"] == "json_invalid":
+        return problem(
+            request,
+            status=400,
+            code="malformed_json",
+            title="The body is not JSON",
+            detail=f"The body is not JSON at character {found[0]['loc'][-1]}.",
+        )
     fields = []
-    for entry in error.errors()[:20]:
-        place = ".".join(str(part) for part in entry["loc"] if part != "body")
-        fields.append({"field": place[:MAX_ECHO] or "body", "message": entry["msg"][:MAX_ECHO]})
-    malformed = any(entry["type"] == "json_invalid" for entry in error.errors())
+    for entry in found[:MAX_FIELDS]:
+        place, *inside = entry["loc"]
+        name = ".".join(map(str, inside))[:MAX_ECHO]
+        fields.append({"field": name or str(place), "message": entry["msg"][:MAX_ECHO]})
     return problem(
         request,
-        status=400 if malformed else 422,
-        code="malformed_json" if malformed else "invalid_input",
-        title="The body is not JSON" if malformed else "The request is malformed",
+        status=422,
+        code="invalid_input",
+        title="The request is malformed",
         detail=fields[0]["field"] + ": " + fields[0]["message"],
         fields=fields,
     )
@@ -152,7 +172,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("unexpected_error", cause=type(error).__name__, exc_info=error)
+    log.error("unexpected_error", request_id=_request_id(request), cause=type(error).__name__, exc_info=error)
     return problem(
         request,
         status=500,

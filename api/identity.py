@@ -9,13 +9,13 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from rag.errors import AccessError, PrincipalMismatch, ScopeForbidden, Unauthenticated
-from rag.principal import Principal, check_tags, check_user_id
+from rag.principal import MAX_TAGS, PUBLIC_TAGS, Principal, check_tags, check_user_id
 from rag.settings import Settings
 from rag.store import Destination, Scope, destination_of
 
@@ -57,7 +57,7 @@ class Caller:
 
         Raises PrincipalMismatch beyond that, InvalidInput for malformed ids.
         """
-        tenant = tenant_id or self.grant.tenant_id
+        tenant = self.grant.tenant_id if tenant_id is None else tenant_id
         if tenant != self.grant.tenant_id and not self.grant.any_tenant:
             raise PrincipalMismatch("this key speaks for another tenant", field="tenant_id")
         asserted = check_tags(tags or [], field="user_tags")
@@ -70,13 +70,32 @@ class Caller:
             tags=asserted,
         )
 
+    def writing_tags(self, tags: list[str] | None) -> list[str]:
+        """What the writer of a document with these tags asserts, when the body does not say.
+
+        What one writes one must be able to read. And whoever restricts a document that went in without
+        tags must see it, or the open copy would stay.
+        """
+        public = PUBLIC_TAGS if self.grant.tags is None or self.grant.tags.issuperset(PUBLIC_TAGS) else ()
+        return [*check_tags(tags or [], field="tags"), *public][:MAX_TAGS]
+
     def destination(self, principal: Principal, *, scope: Scope | None, tags: list[str] | None) -> Destination:
-        """Where a document of this principal goes: the narrowest scope that the principal names, unless told."""
+        """Where a document of this principal goes: the narrowest scope that the principal names, unless told.
+
+        Raises ScopeForbidden for a scope or a tag that the credential does not allow.
+        """
         if scope is None:
             scope = "project" if principal.project_id is not None else "user"
+        self.check_scope(scope)
+        destination = destination_of(principal, scope=scope, tags=tags)
+        if self.grant.tags is not None and not self.grant.tags.issuperset(destination.tags):
+            raise ScopeForbidden("this credential may not write these tags", field="tags")
+        return destination
+
+    def check_scope(self, scope: str) -> None:
+        """Raise ScopeForbidden unless the credential may write, and so delete, in this scope."""
         if scope not in self.grant.scopes:
             raise ScopeForbidden(f"this credential may not write scope {scope}", field="scope")
-        return destination_of(principal, scope=scope, tags=tags)
 
 
 class Door:
@@ -87,7 +106,14 @@ class Door:
         self._loopback = loopback
 
     def admit(self, request: Request, action: Action) -> Caller:
-        """Raises Unauthenticated, AccessError, HTTPException (421) for a foreign Host."""
+        """The caller, when it may do this. Raises as `identify` does, and AccessError."""
+        caller = self.identify(request)
+        if action not in caller.grant.actions:
+            raise AccessError(f"this credential does not permit {action}")
+        return caller
+
+    def identify(self, request: Request) -> Caller:
+        """The caller, from the headers alone. Raises Unauthenticated, HTTPException (421, 403) for other pages."""
         self.check_origin(request)
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not credential or len(credential) > MAX_CREDENTIAL_LENGTH:
@@ -95,8 +121,6 @@ class Door:
         digest = hashlib.sha256(credential.encode("latin-1", "replace")).hexdigest()
         if not hmac.compare_digest(digest.encode(), self._grant.credential_sha256.encode()):
             raise Unauthenticated()
-        if action not in self._grant.actions:
-            raise AccessError(f"this credential does not permit {action}")
         return Caller(grant=self._grant)
 
     def check_origin(self, request: Request) -> None:
@@ -104,11 +128,19 @@ class Door:
         if not self._loopback:
             return
         host = request.headers.get("host", "")
-        if urlsplit(f"//{host}").hostname not in LOOPBACK:
+        if _split(f"//{host}").hostname not in LOOPBACK:
             raise HTTPException(421, "This service answers on loopback only")
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _split(origin).netloc != host:
             raise HTTPException(403, "Requests of other web pages are refused")
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; of a malformed one, none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
 
 def loopback_door(token: str) -> Door:
@@ -143,4 +175,5 @@ def service_door(settings: Settings) -> Door:
 
 
 def new_token() -> str:
+    """A token for one run of the server, of 192 random bits."""
     return secrets.token_urlsafe(24)

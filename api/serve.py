@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
+import socket
+import sys
 
 import structlog
 import uvicorn
@@ -18,18 +21,34 @@ from rag.settings import Settings
 
 def run(settings: Settings, *, host: str, port: int) -> None:
     """Serve until interrupted. Raises before listening when access control would not hold."""
-    _log_as_json()
     door, token = _door(settings, host)
+    _log_as_json()
     place = deployment.locate(settings)
     asyncio.run(_check(place, settings))
     app = create_app(settings, database=place.open(settings), door=door)
+    announcement = []
     if token is not None:
-        screen.out.print(f"url: http://{host if ':' not in host else f'[{host}]'}:{port}")
-        screen.out.print(f"token: {token}")
-        screen.out.print(f"docs: http://{host}:{port}/docs")
+        url = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
+        announcement = [f"url: {url}", f"token: {token}", f"docs: {url}/docs"]
         if place.server is not None:
-            screen.out.print("The embedded database works as tenant `default`.")
-    uvicorn.run(app, host=host, port=port, log_config=None, access_log=False, server_header=False)
+            announcement.append("The embedded database works as tenant `default`.")
+    config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False, server_header=False)
+    # An interrupt from the keyboard is how it is meant to end.
+    with contextlib.suppress(KeyboardInterrupt):
+        _Server(config, announcement).run()
+
+
+class _Server(uvicorn.Server):
+    """Announces itself once it listens: on a port that is taken, somebody else would get the token."""
+
+    def __init__(self, config: uvicorn.Config, announcement: list[str]) -> None:
+        super().__init__(config)
+        self._announcement = announcement
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for line in self._announcement:
+            screen.out.print(line)
 
 
 def _door(settings: Settings, host: str) -> tuple[Door, str | None]:
@@ -53,14 +72,23 @@ async def _check(place: deployment.Deployment, settings: Settings) -> None:
 
 
 def _log_as_json() -> None:
+    """Events of ours, and warnings of libraries, one JSON object a line on standard output."""
+    steps: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    as_json = structlog.processors.JSONRenderer()
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[structlog.contextvars.merge_contextvars, *steps, as_json],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(),
     )
+    libraries = logging.StreamHandler(sys.stdout)
+    libraries.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=steps,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, as_json],
+        )
+    )
+    logging.basicConfig(handlers=[libraries], level=logging.WARNING)

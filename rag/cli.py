@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def main() -> None:
     """Run a command; an error of ours is one line and exit code 1, without a traceback."""
     # Standard output belongs to what was asked for.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    # Each failed attempt to connect is a warning of two lines; the error that follows is one.
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     try:
         app()
     except RAGServiceError as error:

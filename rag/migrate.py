@@ -64,7 +64,7 @@ def bootstrap(superuser_url: str, passwords: Mapping[str, str] | None = None) ->
     script = (sql_folder() / "bootstrap.sql").read_text(encoding="utf-8")
     try:
         with psycopg.connect(superuser_url, connect_timeout=10) as connection:
-            # Databases of one cluster share the roles, so two bootstraps would trip over each other.
+            # The lock is this database's; roles, which databases share, are made with that in mind.
             connection.execute("select pg_advisory_xact_lock(hashtext('palisade bootstrap'))")
             connection.execute(script.encode())
             for role, password in (passwords or {}).items():
@@ -99,3 +99,8 @@ def _run(action: object, url: str, dimensions: int, revision: str) -> None:
         raise DatabaseUnavailable() from error
     except sqlalchemy.exc.DBAPIError as error:
         raise DatabaseError(f"the migration failed: {error.orig}") from error
+    # Frozen scripts go to the driver itself.
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable() from error
+    except psycopg.Error as error:
+        raise DatabaseError(f"the migration failed: {error}") from error

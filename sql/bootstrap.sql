@@ -7,19 +7,29 @@
 -- the way the rest of your cluster does it.
 
 -- Roles are shared by all databases of a cluster. None is a superuser or bypasses row security.
+-- Another database may be making them at this moment, which shows only when its transaction ends.
 do $$
 declare
-    role_name text;
+    made record;
 begin
-    foreach role_name in array array['rag_owner', 'rag_search', 'rag_analyst'] loop
-        if to_regrole(role_name) is null then
-            execute format('create role %I nologin noinherit', role_name);
-        end if;
-    end loop;
-    foreach role_name in array array['rag_migrator', 'rag_app', 'rag_publisher', 'rag_operator'] loop
-        if to_regrole(role_name) is null then
-            execute format('create role %I login noinherit', role_name);
-        end if;
+    for made in
+        select *
+        from (values
+            ('rag_owner', 'nologin'),
+            ('rag_search', 'nologin'),
+            ('rag_analyst', 'nologin'),
+            ('rag_migrator', 'login'),
+            ('rag_app', 'login'),
+            ('rag_publisher', 'login'),
+            ('rag_operator', 'login')
+        ) as role (role_name, may_login)
+        where to_regrole(role.role_name) is null
+    loop
+        begin
+            execute format('create role %I %s noinherit', made.role_name, made.may_login);
+        exception
+            when duplicate_object or unique_violation then null;
+        end;
     end loop;
 end
 $$;

@@ -1,6 +1,7 @@
 -- Adds a document to an access class; scope, owner and tags are those of the class.
 -- tenant_id, source_type, source_id, source_uri, source_hash, language, title, body, domain, doc_type,
--- provenance_id, task_id: text; access_id: bigint; id: uuid or null for a new one; metadata: jsonb;
+-- provenance_id, task_id: text; access_id: bigint; id: uuid or null for a new one;
+-- verified: boolean; metadata: jsonb;
 -- source_updated_at: timestamptz or null; created_at, content_updated_at: timestamptz, or null for now
 insert into rag.rag_documents (
     tenant_id, id, access_id, scope, user_id, project_id, tags,

@@ -106,10 +106,13 @@ def test_every_granted_command_has_a_policy(superuser: psycopg.Connection, permi
 
 
 def test_no_policy_serves_all_commands_or_everybody(superuser: psycopg.Connection) -> None:
-    assert superuser.execute(
-        "select tablename, policyname from pg_policies"
-        " where cmd = 'ALL' or 'public' = any(roles) or schemaname <> 'rag'"
-    ).fetchall() == []
+    assert (
+        superuser.execute(
+            "select tablename, policyname from pg_policies"
+            " where cmd = 'ALL' or 'public' = any(roles) or schemaname <> 'rag'"
+        ).fetchall()
+        == []
+    )
 
 
 def test_policies_evaluate_the_principal_once_per_statement(superuser: psycopg.Connection) -> None:
@@ -202,11 +205,14 @@ def test_exactly_these_privileges_are_granted_on_relations(superuser: psycopg.Co
 
 
 def test_nothing_of_ours_is_granted_with_grant_option(superuser: psycopg.Connection) -> None:
-    assert relations(
-        superuser,
-        "exists (select 1 from aclexplode(relation.relacl) as acl where acl.is_grantable"
-        " and acl.grantee <> relation.relowner)",
-    ) == []
+    assert (
+        relations(
+            superuser,
+            "exists (select 1 from aclexplode(relation.relacl) as acl where acl.is_grantable"
+            " and acl.grantee <> relation.relowner)",
+        )
+        == []
+    )
 
 
 def test_no_function_of_ours_is_executable_by_everybody(superuser: psycopg.Connection) -> None:
@@ -339,10 +345,13 @@ def test_every_function_has_a_comment(superuser: psycopg.Connection) -> None:
 
 
 def test_every_policy_has_a_comment(superuser: psycopg.Connection) -> None:
-    assert column(
-        superuser,
-        "select polname from pg_policy where obj_description(oid, 'pg_policy') is null",
-    ) == []
+    assert (
+        column(
+            superuser,
+            "select polname from pg_policy where obj_description(oid, 'pg_policy') is null",
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -468,7 +477,9 @@ def test_every_definer_function_has_a_hijack_test() -> None:
 
 @pytest.mark.parametrize("function", DEFINERS)
 def test_temporary_objects_of_the_caller_change_nothing(hijacker: psycopg.Connection, function: str) -> None:
-    assert column(hijacker, "select 'rag_access_classes'::regclass::oid = 'mine.rag_access_classes'::regclass") == [True]
+    assert column(hijacker, "select 'rag_access_classes'::regclass::oid = 'mine.rag_access_classes'::regclass") == [
+        True
+    ]
     assert column(hijacker, CALLS[function]) == [ANSWERS[function]]
 
 
@@ -484,11 +495,14 @@ def test_temporary_objects_of_the_caller_do_not_open_a_table(hijacker: psycopg.C
 
 def test_every_view_runs_as_its_reader_and_is_a_barrier(superuser: psycopg.Connection) -> None:
     assert relations(superuser, "relation.relkind = 'v'") == ["v_chunks", "v_documents"]
-    assert relations(
-        superuser,
-        "relation.relkind = 'v' and not coalesce("
-        "relation.reloptions @> '{security_invoker=true,security_barrier=true}', false)",
-    ) == []
+    assert (
+        relations(
+            superuser,
+            "relation.relkind = 'v' and not coalesce("
+            "relation.reloptions @> '{security_invoker=true,security_barrier=true}', false)",
+        )
+        == []
+    )
 
 
 def test_there_is_no_materialised_view_partition_sequence_or_foreign_table(superuser: psycopg.Connection) -> None:
@@ -502,14 +516,17 @@ def test_everything_belongs_to_the_owner(superuser: psycopg.Connection) -> None:
 def test_there_is_no_trigger_and_no_rule(superuser: psycopg.Connection) -> None:
     """But for those that Postgres itself makes for foreign keys and views."""
     assert column(superuser, "select tgname from pg_trigger where not tgisinternal") == []
-    assert column(
-        superuser,
-        """
+    assert (
+        column(
+            superuser,
+            """
         select rulename from pg_rewrite
         join pg_class on pg_class.oid = ev_class
         where relnamespace = 'rag'::regnamespace and rulename <> '_RETURN'
         """,
-    ) == []
+        )
+        == []
+    )
     assert column(superuser, "select evtname from pg_event_trigger") == []
 
 
@@ -549,15 +566,18 @@ def test_every_key_contains_the_tenant(superuser: psycopg.Connection) -> None:
 
 def test_every_column_of_a_foreign_key_is_not_null(superuser: psycopg.Connection) -> None:
     """A composite key with a null in it is not checked at all."""
-    assert column(
-        superuser,
-        """
+    assert (
+        column(
+            superuser,
+            """
         select conname || '.' || attname
         from pg_constraint
         join pg_attribute on attrelid = conrelid and attnum = any(conkey)
         where contype = 'f' and connamespace = 'rag'::regnamespace and not attnotnull
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_foreign_keys_cascade_or_restrict(superuser: psycopg.Connection) -> None:

@@ -227,7 +227,7 @@ def test_copy_reads_ones_own_rows_and_writes_none(service: psycopg.Connection) -
 def test_a_function_in_the_condition_sees_ones_own_rows_only(superuser: psycopg.Connection) -> None:
     """A cheap leaky function runs before a costly policy unless the policy is a barrier (SECURITY.md B7)."""
     with superuser.transaction(force_rollback=True):
-        superuser.execute("grant temporary on database {} to rag_app".format(superuser.info.dbname))
+        superuser.execute(f"grant temporary on database {superuser.info.dbname} to rag_app")
         superuser.execute("set local session authorization rag_app")
         superuser.execute("create temp table seen (body text)")
         superuser.execute(

@@ -31,7 +31,10 @@ CLASSES: Mapping[int, tuple[str, str, int | None, str | None, tuple[str, ...]]] 
     12: ("t2", "user", 1, None, ("public",)),
     13: ("t2", "project", 1, "alpha", ("public",)),
 }
-WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen".split()
+WORDS = (
+    *("one", "two", "three", "four", "five", "six", "seven"),
+    *("eight", "nine", "ten", "eleven", "twelve", "thirteen"),
+)
 MEMBERS = (("t1", 2, "gamma", 1, False), ("t1", 2, "delta", 1, True))
 # id: tenant, user
 QUERIES: Mapping[int, tuple[str, int | None]] = {101: ("t1", 1), 102: ("t1", 2), 103: ("t1", None), 104: ("t2", 1)}
