@@ -92,3 +92,4 @@ def _log_as_json() -> None:
         )
     )
     logging.basicConfig(handlers=[libraries], level=logging.WARNING)
+    logging.getLogger("psycopg.pool").setLevel(logging.WARNING)  # which the other commands leave out

@@ -17,7 +17,14 @@ import structlog
 import typer
 
 from rag import screen
-from rag.errors import DocumentTooLarge, EmbeddingInvalid, InvalidInput, RAGServiceError, SourceRetracted
+from rag.errors import (
+    DatabaseUnavailable,
+    DocumentTooLarge,
+    EmbeddingInvalid,
+    InvalidInput,
+    RAGServiceError,
+    SourceRetracted,
+)
 from rag.settings import Settings
 
 app = typer.Typer(
@@ -49,7 +56,7 @@ class Failure:
 def main() -> None:
     """Run a command; an error of ours is one line and exit code 1, without a traceback."""
     # Standard output belongs to what was asked for.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     # Each failed attempt to connect is a warning of two lines; the error that follows is one.
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     try:
@@ -109,7 +116,7 @@ def demo() -> None:
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
     """Serve the API. On loopback it prints a token; elsewhere it needs the key of a trusted service."""
     from api.serve import run
@@ -402,6 +409,10 @@ async def _query(
         "tags": _tags(tags),
     }
     check_request(request, Principal(tenant_id=tenant or "unchecked", **asker))  # type: ignore[arg-type]
+    if settings.rag_database_url is None and not settings.rag_home.exists():
+        # Made here it would be empty, and no answer would tell that it is the wrong one.
+        home = settings.rag_home.absolute()
+        raise DatabaseUnavailable(f"there is no embedded database in {home}; `rag ingest` makes one, or set RAG_HOME")
     place = deployment.locate(settings)
     principal = Principal(tenant_id=_tenant(tenant, place.default_tenant), **asker)  # type: ignore[arg-type]
     async with place.open(settings) as database:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -200,9 +201,15 @@ def _cut(source: Source, source_type: str, embedder: Embedder, max_bytes: int) -
         parsed,
         # Before the cut: the title is a part of what is embedded and searched.
         title=source.title or parsed.title,
-        language=source.language or parsed.language or language.detect(parsed.body),
+        language=source.language or _primary(parsed.language) or language.detect(parsed.body),
     )
     return parsed, chunk.split(parsed, limit_tokens=embedder.max_input_tokens, count=embedder.count_tokens)
+
+
+def _primary(tag: str | None) -> str | None:
+    """The two letters of a document's own word for its language (`de`, `de-CH`), None for any other word."""
+    found = re.fullmatch(r"([a-z]{2})(?:[-_].*)?", (tag or "").strip().lower())
+    return found[1] if found else None
 
 
 def check_source(source: Source) -> None:
@@ -214,7 +221,6 @@ def check_source(source: Source) -> None:
         ("source_type", 64),
         ("source_uri", 2048),
         ("title", 512),
-        ("language", 8),
         ("domain", 128),
         ("doc_type", 128),
         ("provenance_id", 256),
@@ -223,6 +229,8 @@ def check_source(source: Source) -> None:
         value = getattr(source, name)
         if value is not None:
             check_name(value, field=name, max_length=limit)
+    if source.language is not None and not re.fullmatch(r"[a-z]{2}", source.language):
+        raise InvalidInput("language must be an ISO 639-1 code of two letters, such as en", field="language")
     check_metadata(source.metadata)
 
 

@@ -98,6 +98,9 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
     answer = response.answer
     for number, citation in enumerate(response.citations, start=1):
         answer = answer.replace(f"[SourceId: {citation.source_id}]", f"[{number}]")
+    if response.route_to is not None:
+        whom = response.route_to.owner_email or response.route_to.tag
+        out.print(f"{indent}[yellow]{shown(response.route_to.reason)}: better ask {shown(whom)}[/yellow]")
     out.print(f"{indent}{shown(answer)}")
     for number, citation in enumerate(response.citations, start=1):
         place = _place(citation.document_name, citation.section, citation.page_number)
@@ -110,9 +113,6 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
         f"grade {score.llm_score}) · answered by {shown(response.model_used)} in "
         f"{response.generation_time_ms:.0f} ms[/dim]"
     )
-    if response.route_to is not None:
-        whom = response.route_to.owner_email or response.route_to.tag
-        out.print(f"{indent}  [dim]{shown(response.route_to.reason)}: ask {shown(whom)}[/dim]")
     for note in response.degraded:
         out.print(f"{indent}  [yellow]note:[/yellow] {shown(note)}")
 

@@ -53,8 +53,8 @@ class Settings(BaseSettings):
     rag_embedding_provider: Literal["local", "openai", "ollama"] = "local"
     rag_embedding_model: str | None = None
     """None = the provider's default: all-MiniLM-L6-v2, text-embedding-3-small, nomic-embed-text."""
-    rag_embedding_dimensions: Annotated[int, Field(ge=8, le=4000)] = 512
-    """Width of the column. Spec 002 says 512; shorter vectors are zero-padded. 4000 = halfvec's index limit."""
+    rag_embedding_dimensions: Annotated[int, Field(ge=8, le=3800)] = 512
+    """Width of the column. Spec 002 says 512; shorter vectors are zero-padded. 3,800 still fit into a page."""
     rag_embedding_max_input_tokens: Annotated[int, Field(ge=32)] | None = None
     """The embedding model's own input limit, when the provider's default is not the model's."""
     rag_embedding_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0

@@ -1,7 +1,8 @@
 -- Everything that a superuser ever does for Palisade: the extension, the roles, the schema.
--- Run once per database, by a superuser, before the first `rag migrate`; running it again changes nothing.
+-- Run once per database, by a superuser, before the first `rag migrate`, and again after a restore: rights
+-- on the database itself are in no dump. Running it again sets the same once more.
 --
---   psql -d palisade -f sql/bootstrap.sql
+--   psql -v ON_ERROR_STOP=1 -1 -d palisade -f sql/bootstrap.sql
 --
 -- Login roles get no password here. Give them one (`alter role rag_app password '…'`), or a certificate,
 -- the way the rest of your cluster does it.
@@ -34,6 +35,28 @@ begin
 end
 $$;
 
+-- Roles that were there before are not taken on trust.
+do $$
+declare
+    unfit text;
+begin
+    select string_agg(role.rolname, ', ' order by role.rolname) into unfit
+    from pg_roles as role
+    where role.rolname in (
+        'rag_owner', 'rag_search', 'rag_analyst', 'rag_migrator', 'rag_app', 'rag_publisher', 'rag_operator'
+    )
+        and (role.rolsuper or role.rolbypassrls or role.rolcreaterole or role.rolcreatedb or role.rolreplication);
+    if unfit is not null then
+        raise exception 'these roles have rights that no role of Palisade may have: %', unfit
+            using hint = 'alter role … nosuperuser nobypassrls nocreaterole nocreatedb noreplication;';
+    end if;
+    -- On a managed server the administrator is no superuser, and must belong to a role to act for it.
+    if not (select rolsuper from pg_roles where rolname = current_user) then
+        execute format('grant rag_owner to %I with inherit true, set true', current_user);
+    end if;
+end
+$$;
+
 comment on role rag_owner is 'Palisade: owns schema rag and all tables; nobody logs in as it';
 comment on role rag_search is 'Palisade: owns the definer functions on the query path; nobody logs in as it';
 comment on role rag_analyst is 'Palisade: group of people who query the views with their own login';
@@ -54,7 +77,7 @@ alter role rag_app set search_path = rag, pg_temp;
 alter role rag_publisher set search_path = rag, pg_temp;
 alter role rag_operator set search_path = rag, pg_temp;
 
--- Held by the server, so that no client can forget them. A query takes milliseconds, an ingest
+-- Defaults held by the server, so that no client forgets them (it may still set its own). A query takes milliseconds, an ingest
 -- transaction of a large document seconds; a transaction that idles holds a connection of the pool.
 alter role rag_app set statement_timeout = '30s';
 alter role rag_app set lock_timeout = '10s';
@@ -64,6 +87,14 @@ alter role rag_publisher set lock_timeout = '10s';
 alter role rag_publisher set idle_in_transaction_session_timeout = '30s';
 
 create schema if not exists rag authorization rag_owner;
+do $$
+begin
+    if (select nspowner from pg_namespace where nspname = 'rag') <> to_regrole('rag_owner') then
+        raise exception 'schema rag belongs to somebody else than rag_owner'
+            using hint = 'Look at what is in it; then: alter schema rag owner to rag_owner;';
+    end if;
+end
+$$;
 comment on schema rag is 'Palisade: documents, chunks and who may retrieve them';
 
 create extension if not exists vector with schema rag;
@@ -78,8 +109,8 @@ declare
         where extension.extname = 'vector'
     );
 begin
-    if found_in <> 'rag' then
-        raise exception 'extension vector is in schema %, and Palisade needs it in schema rag', found_in
+    if found_in is distinct from 'rag' then
+        raise exception 'extension vector is in schema %, and Palisade needs it in schema rag', coalesce(found_in, '(none)')
             using hint = 'Run: alter extension vector set schema rag;  or use a database of its own.';
     end if;
 end

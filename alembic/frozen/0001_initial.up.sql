@@ -24,8 +24,11 @@ create table rag_access_classes (
             else false
         end is true
     ),
+    -- 256 tags of 64 characters, of up to 4 bytes each.
     constraint rag_access_classes_tags check (
-        cardinality(tags) between 1 and 256 and array_position(tags, null) is null
+        cardinality(tags) between 1 and 256
+        and array_position(tags, null) is null
+        and octet_length(array_to_string(tags, '')) <= 65536
     )
 );
 
@@ -97,11 +100,14 @@ create table rag_documents (
     constraint rag_documents_source_lengths check (
         length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
     ),
+    constraint rag_documents_language check (language ~ '^[a-z]{2}$'),
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
 
 -- Documents are looked up by their id alone: the caller knows no access_id.
-create index rag_documents_id on rag_documents (tenant_id, id);
+-- With the class in the index, a hidden document is told apart without a visit to the table, so that it
+-- takes as long as a missing one.
+create index rag_documents_id on rag_documents (tenant_id, id, access_id);
 
 comment on table rag_documents is 'One row for each ingested source in each access class';
 comment on column rag_documents.tenant_id is 'The tenant';
@@ -156,7 +162,9 @@ create table rag_chunks (
     constraint rag_chunks_index check (chunk_index >= 0),
     -- A tsvector holds 1 MiB and ignores words beyond 2 KiB; 32 KiB of text stay clear of both.
     constraint rag_chunks_text check (octet_length(chunk_text) between 1 and 32768),
-    constraint rag_chunks_tokens check (token_count >= 0),
+    -- No tokenizer makes more tokens than bytes; sums of far larger numbers would overflow for every reader.
+    constraint rag_chunks_tokens check (token_count between 0 and 32768),
+    constraint rag_chunks_language check (language ~ '^[a-z]{2}$'),
     constraint rag_chunks_offsets check (start_offset >= 0 and end_offset > start_offset),
     constraint rag_chunks_lexemes check (lexeme_count >= 0),
     -- A zero vector has no direction: its cosine is NaN, and an index leaves it out without a word.
@@ -201,7 +209,12 @@ create table rag_tombstones (
     updated_at timestamptz not null default now(),
     constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_type, source_id),
     constraint rag_tombstones_class foreign key (tenant_id, access_id)
-        references rag_access_classes (tenant_id, access_id) on delete restrict
+        references rag_access_classes (tenant_id, access_id) on delete restrict,
+    constraint rag_tombstones_source_lengths check (
+        length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
+    ),
+    -- Far from the end of bigint, where the next deletion would fail.
+    constraint rag_tombstones_generation check (generation between 1 and 1000000000)
 );
 
 comment on table rag_tombstones is 'Sources that were deleted: an ingest that began before the deletion finds a newer generation here and gives up';
@@ -288,6 +301,31 @@ comment on column rag_query_log_chunks.chunk_index is 'The chunk within the docu
 comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
 comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
 comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
+
+-- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
+-- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
+do $$
+declare
+    silent record;
+begin
+    for silent in
+        select *
+        from (values
+            ('rag_access_classes', array['tags_digest']),
+            ('rag_documents', array[
+                'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
+                'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
+            ]),
+            ('rag_chunks', array['chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_tombstones', array['source_id', 'reason']),
+            ('rag_query_logs', array['project_id', 'query_hash', 'query_text'])
+        ) as listed (table_name, columns)
+        cross join lateral unnest(listed.columns) as column_name
+    loop
+        execute format('alter table %I alter column %I set statistics 0', silent.table_name, silent.column_name);
+    end loop;
+end
+$$;
 -- Who is asking, and which access classes are theirs. `my_principal` is the only place where the
 -- session variables are read, `begin_as` the only place where they are set.
 
@@ -642,11 +680,16 @@ for select to rag_search
 using (true);
 comment on policy find_candidates on rag_chunks is 'keyword_candidates() scores within the classes that my_access_ids() gives it; its rows are joined again under the caller''s own policy';
 
--- Tenant belts, one for each command that is granted, so that no policy is FOR ALL.
+-- Tenant belts, one for each command that is granted, so that no policy is FOR ALL. The condition is
+-- said twice: the first time the planner may use it for an index; the second, which it cannot merge with
+-- a condition of the query's own and takes for the cheapest one, comes before any of these on a row. So
+-- no row of another tenant is ever compared with what the caller asks for, and EXPLAIN ANALYZE has
+-- nothing to tell about it.
 do $$
 declare
     belt record;
-    same_tenant constant text := 'tenant_id = (select my_tenant_id())';
+    same_tenant constant text :=
+        'tenant_id = (select my_tenant_id()) and tenant_id = any(array[(select my_tenant_id())])';
 begin
     for belt in
         select *
@@ -718,8 +761,21 @@ comment on policy read_documents on rag_documents is 'Documents of the classes t
 
 create policy add_documents on rag_documents
 for insert to rag_app, rag_publisher
-with check (access_id = any((select my_writable_access_ids())::bigint[]));
-comment on policy add_documents on rag_documents is 'Documents of the classes that the principal may write';
+with check (
+    access_id = any((select my_writable_access_ids())::bigint[])
+    -- What people read of scope, owner and tags must not lie.
+    and exists (
+        select 1
+        from rag_access_classes as class
+        where class.tenant_id = rag_documents.tenant_id
+            and class.access_id = rag_documents.access_id
+            and class.scope = rag_documents.scope
+            and class.user_id is not distinct from rag_documents.user_id
+            and class.project_id is not distinct from rag_documents.project_id
+            and class.tags = rag_documents.tags
+    )
+);
+comment on policy add_documents on rag_documents is 'Documents of the classes that the principal may write, with the scope, owner and tags of their class';
 
 create policy change_documents on rag_documents
 for update to rag_app, rag_publisher
@@ -862,6 +918,8 @@ stable
 security definer
 set search_path = rag, pg_temp
 set plan_cache_mode = force_custom_plan
+-- The planner guesses ten classes, which may be all there are, and would read everybody's chunks.
+set enable_seqscan = off
 begin atomic
     with scope as materialized (
         select me.tenant_id, narrowed_access_ids(only_scope) as access_ids
@@ -907,6 +965,18 @@ begin atomic
         group by term.language
     ),
 
+    -- Read once, whatever the number of terms.
+    matched as materialized (
+        select chunk.access_id, chunk.id, chunk.document_id, chunk.lexeme_count, chunk.language, chunk.tsv
+        from scope
+        join rag_chunks as chunk
+            on chunk.tenant_id = scope.tenant_id
+            and chunk.access_id = any(scope.access_ids)
+        join any_term
+            on any_term.language is not distinct from chunk.language
+            and chunk.tsv @@ any_term.query
+    ),
+
     -- With all four weights at 1, ts_rank_cd of a single lexeme is the number of its occurrences.
     posting as materialized (
         select
@@ -918,19 +988,9 @@ begin atomic
             term.lexeme,
             term.weight,
             ts_rank_cd('{1, 1, 1, 1}', matched.tsv, term.query) as occurrences
-        from scope
-        cross join any_term
-        cross join lateral (
-            select chunk.access_id, chunk.id, chunk.document_id, chunk.lexeme_count, chunk.tsv
-            from rag_chunks as chunk
-            where chunk.tenant_id = scope.tenant_id
-                and chunk.access_id = any(scope.access_ids)
-                and chunk.language is not distinct from any_term.language
-                and chunk.tsv @@ any_term.query
-            offset 0
-        ) as matched
+        from matched
         join term
-            on term.language is not distinct from any_term.language
+            on term.language is not distinct from matched.language
             and matched.tsv @@ term.query
     ),
 
@@ -1037,6 +1097,7 @@ language plpgsql
 stable
 set search_path = rag, pg_temp
 set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -1154,7 +1215,6 @@ begin
             and document.id = chunk.document_id
         left join matching on matching.access_id = nominee.access_id and matching.chunk_id = nominee.id
         left join nearest on nearest.access_id = nominee.access_id and nearest.id = nominee.id
-        where chunk.access_id = any(access_ids)
     ),
 
     -- Ranks over the completed union. Equal scores share a rank, so chunks without any word of the
@@ -1248,7 +1308,10 @@ begin
     capped as (
         select
             ordered.place,
-            row_number() over (partition by ordered.document_id order by ordered.place) as place_in_document
+            row_number() over (
+                partition by ordered.access_id, ordered.document_id
+                order by ordered.place
+            ) as place_in_document
         from ordered
         where not exists (select 1 from duplicate where duplicate.place = ordered.place)
     ),

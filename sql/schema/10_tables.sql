@@ -24,8 +24,11 @@ create table rag_access_classes (
             else false
         end is true
     ),
+    -- 256 tags of 64 characters, of up to 4 bytes each.
     constraint rag_access_classes_tags check (
-        cardinality(tags) between 1 and 256 and array_position(tags, null) is null
+        cardinality(tags) between 1 and 256
+        and array_position(tags, null) is null
+        and octet_length(array_to_string(tags, '')) <= 65536
     )
 );
 
@@ -97,11 +100,14 @@ create table rag_documents (
     constraint rag_documents_source_lengths check (
         length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
     ),
+    constraint rag_documents_language check (language ~ '^[a-z]{2}$'),
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
 
 -- Documents are looked up by their id alone: the caller knows no access_id.
-create index rag_documents_id on rag_documents (tenant_id, id);
+-- With the class in the index, a hidden document is told apart without a visit to the table, so that it
+-- takes as long as a missing one.
+create index rag_documents_id on rag_documents (tenant_id, id, access_id);
 
 comment on table rag_documents is 'One row for each ingested source in each access class';
 comment on column rag_documents.tenant_id is 'The tenant';
@@ -156,7 +162,9 @@ create table rag_chunks (
     constraint rag_chunks_index check (chunk_index >= 0),
     -- A tsvector holds 1 MiB and ignores words beyond 2 KiB; 32 KiB of text stay clear of both.
     constraint rag_chunks_text check (octet_length(chunk_text) between 1 and 32768),
-    constraint rag_chunks_tokens check (token_count >= 0),
+    -- No tokenizer makes more tokens than bytes; sums of far larger numbers would overflow for every reader.
+    constraint rag_chunks_tokens check (token_count between 0 and 32768),
+    constraint rag_chunks_language check (language ~ '^[a-z]{2}$'),
     constraint rag_chunks_offsets check (start_offset >= 0 and end_offset > start_offset),
     constraint rag_chunks_lexemes check (lexeme_count >= 0),
     -- A zero vector has no direction: its cosine is NaN, and an index leaves it out without a word.
@@ -201,7 +209,12 @@ create table rag_tombstones (
     updated_at timestamptz not null default now(),
     constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_type, source_id),
     constraint rag_tombstones_class foreign key (tenant_id, access_id)
-        references rag_access_classes (tenant_id, access_id) on delete restrict
+        references rag_access_classes (tenant_id, access_id) on delete restrict,
+    constraint rag_tombstones_source_lengths check (
+        length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
+    ),
+    -- Far from the end of bigint, where the next deletion would fail.
+    constraint rag_tombstones_generation check (generation between 1 and 1000000000)
 );
 
 comment on table rag_tombstones is 'Sources that were deleted: an ingest that began before the deletion finds a newer generation here and gives up';
@@ -288,3 +301,28 @@ comment on column rag_query_log_chunks.chunk_index is 'The chunk within the docu
 comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
 comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
 comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
+
+-- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
+-- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
+do $$
+declare
+    silent record;
+begin
+    for silent in
+        select *
+        from (values
+            ('rag_access_classes', array['tags_digest']),
+            ('rag_documents', array[
+                'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
+                'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
+            ]),
+            ('rag_chunks', array['chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_tombstones', array['source_id', 'reason']),
+            ('rag_query_logs', array['project_id', 'query_hash', 'query_text'])
+        ) as listed (table_name, columns)
+        cross join lateral unnest(listed.columns) as column_name
+    loop
+        execute format('alter table %I alter column %I set statistics 0', silent.table_name, silent.column_name);
+    end loop;
+end
+$$;

@@ -75,6 +75,8 @@ stable
 security definer
 set search_path = rag, pg_temp
 set plan_cache_mode = force_custom_plan
+-- The planner guesses ten classes, which may be all there are, and would read everybody's chunks.
+set enable_seqscan = off
 begin atomic
     with scope as materialized (
         select me.tenant_id, narrowed_access_ids(only_scope) as access_ids
@@ -120,6 +122,18 @@ begin atomic
         group by term.language
     ),
 
+    -- Read once, whatever the number of terms.
+    matched as materialized (
+        select chunk.access_id, chunk.id, chunk.document_id, chunk.lexeme_count, chunk.language, chunk.tsv
+        from scope
+        join rag_chunks as chunk
+            on chunk.tenant_id = scope.tenant_id
+            and chunk.access_id = any(scope.access_ids)
+        join any_term
+            on any_term.language is not distinct from chunk.language
+            and chunk.tsv @@ any_term.query
+    ),
+
     -- With all four weights at 1, ts_rank_cd of a single lexeme is the number of its occurrences.
     posting as materialized (
         select
@@ -131,19 +145,9 @@ begin atomic
             term.lexeme,
             term.weight,
             ts_rank_cd('{1, 1, 1, 1}', matched.tsv, term.query) as occurrences
-        from scope
-        cross join any_term
-        cross join lateral (
-            select chunk.access_id, chunk.id, chunk.document_id, chunk.lexeme_count, chunk.tsv
-            from rag_chunks as chunk
-            where chunk.tenant_id = scope.tenant_id
-                and chunk.access_id = any(scope.access_ids)
-                and chunk.language is not distinct from any_term.language
-                and chunk.tsv @@ any_term.query
-            offset 0
-        ) as matched
+        from matched
         join term
-            on term.language is not distinct from any_term.language
+            on term.language is not distinct from matched.language
             and matched.tsv @@ term.query
     ),
 
@@ -250,6 +254,7 @@ language plpgsql
 stable
 set search_path = rag, pg_temp
 set plan_cache_mode = force_custom_plan
+set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -367,7 +372,6 @@ begin
             and document.id = chunk.document_id
         left join matching on matching.access_id = nominee.access_id and matching.chunk_id = nominee.id
         left join nearest on nearest.access_id = nominee.access_id and nearest.id = nominee.id
-        where chunk.access_id = any(access_ids)
     ),
 
     -- Ranks over the completed union. Equal scores share a rank, so chunks without any word of the
@@ -461,7 +465,10 @@ begin
     capped as (
         select
             ordered.place,
-            row_number() over (partition by ordered.document_id order by ordered.place) as place_in_document
+            row_number() over (
+                partition by ordered.access_id, ordered.document_id
+                order by ordered.place
+            ) as place_in_document
         from ordered
         where not exists (select 1 from duplicate where duplicate.place = ordered.place)
     ),

@@ -588,7 +588,6 @@ async def test_a_field_at_its_limit_is_stored(put: Put, superuser: str):
         "source_type": 64,
         "source_uri": 2048,
         "title": 512,
-        "language": 8,
         "domain": 128,
         "doc_type": 128,
         "provenance_id": 256,

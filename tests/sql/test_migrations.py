@@ -363,9 +363,9 @@ async def test_the_dimension_of_the_settings_reaches_the_column(bare: Deployment
             await database.check_barrier(dimensions=512, strict=False)
 
 
-@pytest.mark.parametrize("dimensions", [0, -1, 4001])
+@pytest.mark.parametrize("dimensions", [0, -1, 3801])
 def test_a_width_that_no_index_takes_is_refused(bare: Deployment, dimensions: int) -> None:
-    with pytest.raises(SchemaMismatch, match="from 1 to 4000"):
+    with pytest.raises(SchemaMismatch, match="from 1 to 3800"):
         upgraded(bare, dimensions=dimensions)
     assert ours_in(bare) == []
 

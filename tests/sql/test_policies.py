@@ -40,8 +40,10 @@ MISSING_CLASS = 999
 MISSING = UUID("00000000-0000-4000-8000-000000009999")
 
 INSERT_DOCUMENT = """
-    insert into rag_documents (tenant_id, id, access_id, scope, tags, source_type, source_id, source_hash, title, body)
-    values (%(tenant)s, %(id)s, %(access)s, 'user', '{public}', 'text', %(source)s, 'hash', 'A record', 'new')
+    insert into rag_documents (tenant_id, id, access_id, scope, user_id, project_id, tags, source_type, source_id,
+        source_hash, title, body)
+    values (%(tenant)s, %(id)s, %(access)s, %(scope)s, %(user)s, %(project)s, %(tags)s, 'text', %(source)s, 'hash',
+        'A record', 'new')
 """
 INSERT_CHUNK = f"""
     insert into rag_chunks (tenant_id, access_id, document_id, chunk_index, chunk_text, chunk_hash, token_count,
@@ -66,9 +68,14 @@ REMOVALS = {
 
 def new_row(access_id: int) -> dict[str, object]:
     """Parameters for a row of a class that collides with nothing; its chunk goes to the class's document."""
+    _, scope, user, project, tags = CLASSES.get(access_id, ("t1", "user", 1, None, ("public",)))
     return {
         "tenant": "t1" if access_id == MISSING_CLASS else tenant_of(access_id),
         "access": access_id,
+        "scope": scope,
+        "user": user,
+        "project": project,
+        "tags": list(tags),
         "id": MISSING,
         "document": document_id(access_id),
         "source": "a new source",
@@ -296,7 +303,7 @@ def test_on_conflict_does_not_tell_whether_somebody_else_has_a_source(
         with app.transaction(force_rollback=True):
             assert app.execute(INSERT_DOCUMENT + arbiter, new_row(7) | {"source": source}).rowcount == 1
         with app.transaction(force_rollback=True):
-            assert app.execute(INSERT_DOCUMENT + arbiter, same_id | {"access": 7}).rowcount == 1
+            assert app.execute(INSERT_DOCUMENT + arbiter, new_row(7) | {"id": same_id["id"]}).rowcount == 1
 
 
 @pytest.mark.parametrize("source", ["a deleted source", "an unknown source"])
@@ -538,3 +545,78 @@ def test_a_world_without_rows_for_a_policy_would_prove_nothing(world: Deployment
         for table in protected_tables(connection):
             tenants = set(column(connection, f"select tenant_id from rag.{table}"))
             assert tenants == ({"t1"} if table == "rag_project_members" else {"t1", "t2"})
+
+
+# --- what a writer may not say ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"scope": "public", "user": None},
+        {"user": 2},
+        {"scope": "project", "project": "alpha"},
+        {"tags": ["hr", "public"]},
+    ],
+)
+def test_a_document_cannot_claim_another_scope_owner_or_tags_than_its_class(
+    app: psycopg.Connection, lie: dict[str, object]
+) -> None:
+    with speaking(app, USER_1):
+        assert refused_with(app, INSERT_DOCUMENT, new_row(3) | lie) == "42501"
+        assert refused_with(app, INSERT_DOCUMENT, new_row(3)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ("update rag_tombstones set generation = 9223372036854775807", "23514"),
+        ("update rag_tombstones set generation = -5", "23514"),
+        ("update rag_documents set language = 'a1'", "23514"),
+        ("update rag_documents set language = 'english'", "23514"),
+    ],
+)
+def test_values_that_would_hurt_other_readers_are_refused(app: psycopg.Connection, change: str, state: str) -> None:
+    with speaking(app, USER_1):
+        assert refused_with(app, change, {}) == state
+
+
+def test_a_chunk_cannot_claim_tokens_whose_sum_overflows(app: psycopg.Connection) -> None:
+    with speaking(app, USER_1):
+        statement = INSERT_CHUNK.replace("'hash', 1, 'words'", "'hash', 2147483647, 'words'")
+        assert refused_with(app, statement, new_row(3)) == "23514"
+
+
+# --- what a plan tells -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["eleven", "no such word"])
+def test_a_plan_never_compares_rows_of_another_tenant_with_the_question(app: psycopg.Connection, word: str) -> None:
+    """Text operators are leakproof and run before a policy that costs more; only the tenant's belt is before them."""
+    with speaking(app, USER_1):
+        for switch in ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"):
+            app.execute(f"set local {switch} = off")
+        # Chunk eleven is the other tenant's; its own rows, which are compared, all end in another word.
+        plan = column(
+            app,
+            f"explain (analyze, costs off, timing off, summary off) select 1 from rag_chunks"
+            f" where chunk_text >= '{word}' and chunk_text <= '{word}~' and tenant_id <> 't1'",
+        )
+        filters = [line for line in plan if "Filter:" in line]
+    assert filters
+    assert filters[0].index("ANY (ARRAY[") < filters[0].index("chunk_text")
+
+
+def test_statistics_hold_no_text(superuser: psycopg.Connection) -> None:
+    superuser.execute("analyze rag_documents, rag_chunks, rag_tombstones, rag_query_logs")
+    found = column(
+        superuser,
+        """
+        select tablename || '.' || attname
+        from pg_stats
+        where schemaname = 'rag'
+            and attname in ('title', 'body', 'chunk_text', 'section', 'source_id', 'source_uri', 'tsv', 'embedding',
+                'metadata', 'reason', 'query_text')
+        """,
+    )
+    assert found == []

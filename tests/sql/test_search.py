@@ -820,3 +820,23 @@ def test_an_immutable_identity_would_have_been_noticed(superuser: psycopg.Connec
         superuser.execute("set local app.user_id = '2'")
         bobs = superuser.execute("select access_id from rag_chunks", prepare=True).fetchall()
     assert sorted(bobs) == sorted(alices) == [(1,), (3,), (6,), (7,), (9,), (10,)]
+
+
+def test_a_search_reads_no_table_from_end_to_end(deployment: Deployment, store: Store) -> None:
+    """With few classes the planner would; then the time of a search tells how much others have stored."""
+    mine = Principal(tenant_id="t1", user_id=1)
+    store(mine, "the vault code is 4711")
+    for number in range(40):
+        store(Principal(tenant_id="t2", user_id=2), f"a foreign note about vault {number}")
+    with deployment.cluster.superuser(deployment.name) as superuser:
+        superuser.execute("analyze")
+    with deployment.transaction(mine) as connection:
+        found = connection.execute(
+            "select chunk_text from search('vault code', %s::halfvec, 'test-model')", (unit_vector(1.0),)
+        ).fetchall()
+        scans = connection.execute(
+            "select relname, seq_scan from pg_stat_xact_all_tables"
+            " where relname in ('rag_chunks', 'rag_documents') order by relname"
+        ).fetchall()
+    assert found == [("the vault code is 4711",)]
+    assert scans == [("rag_chunks", 0), ("rag_documents", 0)]
