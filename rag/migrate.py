@@ -64,8 +64,9 @@ def bootstrap(superuser_url: str, passwords: Mapping[str, str] | None = None) ->
     script = (sql_folder() / "bootstrap.sql").read_text(encoding="utf-8")
     try:
         with psycopg.connect(superuser_url, connect_timeout=10) as connection:
-            # The lock is this database's; roles, which databases share, are made with that in mind.
-            connection.execute("select pg_advisory_xact_lock(hashtext('palisade bootstrap'))")
+            # The same lock as a migration's: both change what the schema's rights are. It is this
+            # database's; roles, which databases share, are made with that in mind.
+            connection.execute("select pg_advisory_xact_lock(hashtext('palisade migration'))")
             connection.execute(script.encode())
             for role, password in (passwords or {}).items():
                 connection.execute(
