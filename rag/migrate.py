@@ -60,7 +60,7 @@ def alembic_config(url: str | None, *, dimensions: int) -> Config:
 
 
 def bootstrap(superuser_url: str, passwords: Mapping[str, str] | None = None) -> None:
-    """Run `sql/bootstrap.sql` and give the login roles their passwords, where some are given."""
+    """Run `sql/bootstrap.sql` and give the login roles their passwords, or SCRAM verifiers, where some are given."""
     script = (sql_folder() / "bootstrap.sql").read_text(encoding="utf-8")
     try:
         with psycopg.connect(superuser_url, connect_timeout=10) as connection:
