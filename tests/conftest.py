@@ -23,10 +23,21 @@ from rag.embed import Embedder, open_embedder
 from rag.principal import Principal
 from rag.resources import query
 from rag.settings import Settings
+from tests.lanes import Lanes, add_options, figure, scaled
+
+__all__ = ["figure", "scaled"]
 
 DIMENSIONS = 512
 LOGINS = ("rag_migrator", "rag_app", "rag_publisher", "rag_operator")
 IMAGE = "pgvector/pgvector:pg18"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Lanes(), "lanes")
 
 
 @dataclass(frozen=True)

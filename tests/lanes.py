@@ -1,0 +1,70 @@
+"""Three lanes of the same tests, and the figures that they print.
+
+`--scale test` (the default) runs every claim at a small count, `ci` at the one that has to hold on every
+commit, `prove` at the full one. `--figures FILE` keeps the printed figures as a Markdown table.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LANES = ("test", "ci", "prove")
+_FIGURE = "figure"
+
+
+class Lanes:
+    """The pytest plugin behind the options `--scale` and `--figures`."""
+
+    def __init__(self) -> None:
+        self._figures: list[tuple[str, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # With xdist, reports are what reaches the process that prints.
+        if report.when == "call" and report.passed:
+            self._figures += [(report.nodeid, str(value)) for name, value in report.user_properties if name == _FIGURE]
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        if not self._figures:
+            return
+        lane = config.getoption("--scale")
+        terminalreporter.section(f"figures, lane {lane}")
+        for _, figure in self._figures:
+            terminalreporter.line(figure)
+        target = config.getoption("--figures")
+        if target:
+            lines = [
+                f"Lane `{lane}`, {datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}.",
+                "",
+                "| Test | Figure |",
+                "|---|---|",
+                *(f"| `{test.partition('::')[2]}` | {figure} |" for test, figure in sorted(self._figures)),
+            ]
+            Path(target).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def add_options(parser: pytest.Parser) -> None:
+    parser.addoption("--scale", choices=LANES, default="test", help="how many cases the large suites run")
+    parser.addoption("--figures", default=None, help="file for the figures, a Markdown table")
+
+
+@pytest.fixture(scope="session")
+def scaled(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """`scaled(test=50, ci=500, prove=5000)` is the count of this run's lane."""
+    lane = request.config.getoption("--scale")
+
+    def count(*, test: int, ci: int, prove: int) -> int:
+        return {"test": test, "ci": ci, "prove": prove}[lane]
+
+    return count
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """`figure("2,000 cases: 0 leaks")` prints a line at the end of the run, when the test has passed."""
+    return lambda text: record_property(_FIGURE, text)
