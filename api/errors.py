@@ -36,6 +36,7 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.DatabaseTimeout: (504, "database_timeout"),
     errors.StorageFull: (507, "storage_full"),
     errors.BarrierDown: (503, "barrier_down"),
+    errors.SignatureRefused: (503, "signature_refused"),
     errors.SchemaMismatch: (503, "schema_mismatch"),
     errors.EmbeddedUnavailable: (503, "database_unavailable"),
     errors.EmbeddingError: (502, "embedding_failed"),

@@ -236,7 +236,7 @@ class RAGService:
             log.warning("citations_refused", query_id=str(query_id), count=resolved.refused)
         degraded = [*found.degraded, *written.degraded]
         async with self.database.transaction(principal) as session:
-            readable = await _readable(session, principal, resolved.cited)
+            readable = await _readable(session, resolved.cited)
             answer, citations = cite.keep_readable(resolved, readable)
             if len(citations) < len(resolved.cited):
                 degraded.append(REVOKED)
@@ -309,13 +309,10 @@ def check_request(request: RAGRequest, principal: Principal) -> None:
             raise InvalidInput("the role of a message is user or assistant", field="chat_history")
 
 
-async def _readable(
-    session: Session, principal: Principal, cited: Sequence[Passage]
-) -> dict[tuple[UUID, int], datetime]:
+async def _readable(session: Session, cited: Sequence[Passage]) -> dict[tuple[UUID, int], datetime]:
     rows = await session.rows(
         "recheck_citations",
         {
-            "tenant_id": principal.tenant_id,
             "document_ids": [passage.document_id for passage in cited],
             "chunk_indexes": [passage.chunk_index for passage in cited],
         },

@@ -495,10 +495,11 @@ def db_psql(
     """Open psql on the embedded database as somebody; further arguments go to psql (`-- -c 'select …'`)."""
     from rag import deployment, embedded
     from rag.principal import Principal, check_user_id
+    from rag.sign import SITTING_S
 
     settings = _settings()
     server = embedded.start(settings.rag_home)
-    deployment.prepare(server, settings)
+    signer = deployment.prepare(server, settings)
     principal = Principal(
         tenant_id=tenant or deployment.EMBEDDED_TENANT,
         user_id=None if user is None else check_user_id(user),
@@ -506,12 +507,13 @@ def db_psql(
         tags=_tags(tags),
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    environment["PGOPTIONS"] = _session_options(principal)
+    signature = signer.sign(principal, role=role, valid_s=SITTING_S)
+    environment["PGOPTIONS"] = _session_options(principal, signature)
     command = [str(server.binary("psql")), server.conninfo(role), *context.args]
     raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)  # noqa: S603
 
 
-def _session_options(principal: Any) -> str:
+def _session_options(principal: Any, signature: str) -> str:
     """The variables of a principal for a whole session, as libpq's `options` wants them escaped."""
     import json
 
@@ -520,6 +522,7 @@ def _session_options(principal: Any) -> str:
         "app.user_id": str(principal.user_id or 0),
         "app.project_id": principal.project_id or "",
         "app.tags": json.dumps(list(principal.tags), ensure_ascii=False),
+        "app.signature": signature,
     }
     return " ".join(
         "-c " + f"{name}={value}".replace("\\", r"\\").replace(" ", r"\ ") for name, value in values.items()

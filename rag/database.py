@@ -8,6 +8,7 @@ quote what a user wrote.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from rag import errors
 from rag.frozen import head_revision, other_draft
 from rag.principal import Principal
 from rag.resources import query
+from rag.sign import Signer
 
 # PostgreSQL 16 has IS JSON and `grant … with set`, which bootstrap.sql uses.
 MIN_SERVER_VERSION = 160000
@@ -60,8 +62,16 @@ class Database:
     """The pools of the service. Open it with `async with`."""
 
     def __init__(
-        self, url: str, *, publisher_url: str | None = None, pool_size: int = 5, pool_timeout_s: float = 5.0
+        self,
+        url: str,
+        *,
+        signer: Signer,
+        publisher_url: str | None = None,
+        pool_size: int = 5,
+        pool_timeout_s: float = 5.0,
     ) -> None:
+        self._signer = signer
+        self._clock_ahead_s = 0.0
         self._app = _pool(url, pool_size, pool_timeout_s)
         self._publisher = _pool(publisher_url, pool_size, pool_timeout_s) if publisher_url else None
 
@@ -70,6 +80,10 @@ class Database:
         if self._publisher is not None:
             await self._publisher.open()
         return self
+
+    def sign(self, principal: Principal, *, role: str) -> str:
+        """The signature of a transaction that begins about now, by the clock of the database."""
+        return self._signer.sign(principal, role=role, now=time.time() + self._clock_ahead_s)
 
     async def __aexit__(self, *_: object) -> None:
         await self._app.close()
@@ -114,6 +128,7 @@ class Database:
                             "user_id": principal.user_id,
                             "project_id": principal.project_id,
                             "tags": list(principal.tags),
+                            "signature": self.sign(principal, role="rag_publisher" if publish else "rag_app"),
                         },
                     )
                     yield session
@@ -138,6 +153,8 @@ class Database:
                 async with pool.connection() as connection:
                     found = await Session(connection).row("check_barrier", {})
                     assert found is not None
+                    # Signatures expire by the database's clock, which may differ from ours.
+                    self._clock_ahead_s = found["seconds"] - time.time()
                     # PgBouncer answers with a process number of its own.
                     pooled = connection.info.backend_pid != found["backend_pid"]
                     _check_role(found, role=role)
@@ -246,6 +263,11 @@ def _translation(error: psycopg.Error) -> errors.RAGServiceError:
     state = error.sqlstate or ""
     if state == "42501":
         return errors.ScopeForbidden()
+    if state == "28000":
+        return errors.SignatureRefused()
+    if state == "23503":
+        # What a write belongs to is there when it begins: its class or document was erased meanwhile.
+        return errors.SourceRetracted()
     if state in ("57014", "55P03", "25P03", "25P04"):
         return errors.DatabaseTimeout()
     if state == "53100":

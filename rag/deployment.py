@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import psycopg
+
 from rag import embedded, frozen
-from rag.database import Database
-from rag.errors import DatabaseUnavailable, SchemaMismatch
+from rag.database import Database, translated_errors
+from rag.errors import DatabaseUnavailable, InvalidInput, SchemaMismatch
 from rag.settings import Settings
+from rag.sign import Signer
 
 # Only the embedded database has one (DESIGN.md, section 2): it is one developer's own.
 EMBEDDED_TENANT = "default"
@@ -20,6 +23,7 @@ class Deployment:
 
     app_url: str
     publisher_url: str | None
+    signer: Signer
     server: embedded.EmbeddedPostgres | None
 
     @property
@@ -30,6 +34,7 @@ class Deployment:
         """The pools, not yet opened."""
         return Database(
             self.app_url,
+            signer=self.signer,
             publisher_url=self.publisher_url,
             pool_size=settings.rag_pool_size,
             pool_timeout_s=settings.rag_pool_timeout_seconds,
@@ -39,22 +44,34 @@ class Deployment:
 def locate(settings: Settings) -> Deployment:
     """Find the database; start and migrate the embedded one when no other is named.
 
-    Raises EmbeddedUnavailable, SchemaMismatch, DatabaseUnavailable.
+    Raises EmbeddedUnavailable, SchemaMismatch, DatabaseUnavailable, InvalidInput for a missing setting.
     """
     if settings.rag_database_url is not None:
+        if settings.rag_signing_key is None:
+            raise InvalidInput(
+                "RAG_SIGNING_KEY must be set as well: the database takes no identity that is not signed; "
+                "`rag keys sign` makes one",
+                field="RAG_SIGNING_KEY",
+            )
         publisher = settings.rag_publisher_database_url
         return Deployment(
             app_url=settings.rag_database_url.get_secret_value(),
             publisher_url=None if publisher is None else publisher.get_secret_value(),
+            signer=Signer.parse(settings.rag_signing_key.get_secret_value()),
             server=None,
         )
     server = embedded.start(settings.rag_home)
-    prepare(server, settings)
-    return Deployment(app_url=server.url("rag_app"), publisher_url=server.url("rag_publisher"), server=server)
+    signer = prepare(server, settings)
+    return Deployment(
+        app_url=server.url("rag_app"), publisher_url=server.url("rag_publisher"), signer=signer, server=server
+    )
 
 
-def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> None:
-    """Migrate an embedded database that is behind. Raises SchemaMismatch for one from another draft."""
+def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> Signer:
+    """Migrate an embedded database that is behind; returns its signing key.
+
+    Raises SchemaMismatch for a database from another draft.
+    """
     try:
         revision, same = frozen.state(server.url("postgres"))
     except DatabaseUnavailable as error:
@@ -71,6 +88,20 @@ def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> None:
         verifiers = {role: embedded.scram_verifier(server.password(role)) for role in LOGIN_ROLES}
         migrate.bootstrap(server.url("postgres"), verifiers)
         migrate.upgrade(server.url("rag_migrator"), dimensions=settings.rag_embedding_dimensions)
+    key = server.signing_key()
+    # A new database does not know the key of one that was there before.
+    if revision is None or key is None:
+        key = add_signing_key(server.url("rag_operator"))
+        server.keep_signing_key(key)
+    return Signer.parse(key)
+
+
+def add_signing_key(operator_url: str) -> str:
+    """A new key of the database, as RAG_SIGNING_KEY takes it; shown this once. Raises the DatabaseError family."""
+    with translated_errors(), psycopg.connect(operator_url, connect_timeout=10) as connection:
+        row = connection.execute("select key_id || '.' || secret from rag.add_signing_key()").fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def rebuild(settings: Settings) -> embedded.EmbeddedPostgres:

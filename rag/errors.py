@@ -91,6 +91,10 @@ class BarrierDown(DatabaseError):
     """The access barrier of this database would not hold, so the service does not start."""
 
 
+class SignatureRefused(DatabaseError):
+    """The database does not accept the service's signature: check RAG_SIGNING_KEY and the clocks."""
+
+
 class SchemaMismatch(DatabaseError):
     """The schema of this database is not the one that this version works with."""
 

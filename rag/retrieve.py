@@ -56,7 +56,6 @@ async def retrieve(
         empty = await session.row(
             "search_mode",
             {
-                "tenant_id": principal.tenant_id,
                 "embedding_model": None if vector is None else embedding_model,
                 "scope": scope,
                 "document_ids": None if document_ids is None else list(document_ids),

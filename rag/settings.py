@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     """Logs in as rag_publisher, the only role that may write scope public."""
     rag_migration_database_url: SecretStr | None = None
     """Logs in as rag_migrator."""
+    rag_signing_key: SecretStr | None = None
+    """Signs the identity of every transaction: name and secret of a key of the database, from `rag keys sign`.
+    The embedded database keeps its own."""
     rag_home: Path = Path(".palisade")
     """Where the embedded database keeps its state, relative to the working directory."""
     rag_pool_size: Annotated[int, Field(ge=1, le=1000)] = 5

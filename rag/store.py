@@ -120,22 +120,16 @@ async def _known(
     access_id = granted["access_id"]
     first, *others = await session.rows(
         "find_source",
-        owner
-        | {
-            "tenant_id": principal.tenant_id,
-            "access_id": access_id,
-            "source_type": source_type,
-            "source_id": source_id,
-        },
+        owner | {"access_id": access_id, "source_type": source_type, "source_id": source_id},
     )
     return Known(
         access_id=access_id,
         generation=first["generation"],
         document_id=first["id"],
-        document_access_id=first["access_id"],
+        document_access_id=first["document_access_id"],
         source_hash=first["source_hash"],
         updated_at=first["updated_at"],
-        surplus=tuple((row["access_id"], row["id"]) for row in others),
+        surplus=tuple((row["document_access_id"], row["id"]) for row in others),
     )
 
 
@@ -154,8 +148,6 @@ async def kept_embeddings(
         rows = await session.rows(
             "find_embeddings",
             {
-                "tenant_id": principal.tenant_id,
-                "access_id": known.document_access_id,
                 "document_id": known.document_id,
                 "embedding_model": embedding_model,
                 "chunk_hashes": list(chunk_hashes),
@@ -216,6 +208,13 @@ async def replace(
             "embedding_model": embedding_model,
             "language": record.language,
         }
+        if known.document_id is not None:
+            stored = await session.row("get_document", {"id": known.document_id})
+            assert stored is not None
+            document["created_at"] = stored["created_at"]
+            # Citations of the same text are not stale, whatever else changes, and whoever may read it.
+            if stored["body"] == record.body:
+                document["content_updated_at"] = stored["content_updated_at"]
         if known.document_id is not None and not known.moves:
             await session.run("update_document", document)
             rows = await session.rows(
@@ -234,12 +233,6 @@ async def replace(
                 assert known.document_id is not None
                 assert known.document_access_id is not None
                 surplus.append((known.document_access_id, known.document_id))
-                moved = await session.row("get_document", {"tenant_id": principal.tenant_id, "id": known.document_id})
-                assert moved is not None
-                document["created_at"] = moved["created_at"]
-                # Who may read it is no part of what it says: citations of the same text are not stale.
-                if moved["body"] == record.body:
-                    document["content_updated_at"] = moved["content_updated_at"]
             inserted = await session.row("insert_document", document)
             if inserted is None:
                 raise ScopeForbidden()
@@ -278,7 +271,7 @@ async def replace(
 async def read_document(database: Database, principal: Principal, document_id: UUID) -> dict[str, Any]:
     """One document with its text. Raises DocumentNotFound, the same for a missing and a hidden one."""
     async with database.transaction(principal, read_only=True) as session:
-        row = await session.row("get_document", {"tenant_id": principal.tenant_id, "id": document_id})
+        row = await session.row("get_document", {"id": document_id})
     if row is None:
         raise DocumentNotFound()
     return row
@@ -298,13 +291,13 @@ async def remove_document(database: Database, principal: Principal, document_id:
     async with database.transaction(principal, publish=destination.publishes) as session:
         await _lock(session, principal, destination, row["source_type"], row["source_id"])
         # Read again under the lock: it may be gone, or in another class since its tags changed.
-        present = await session.row("get_document", {"tenant_id": principal.tenant_id, "id": document_id})
+        present = await session.row("get_document", {"id": document_id})
         if present is None:
             raise DocumentNotFound()
         place = {"tenant_id": principal.tenant_id, "access_id": present["access_id"]}
         if await session.row("delete_document", place | {"id": document_id}) is None:
             raise ScopeForbidden()
-        await session.run("bury_source", place | source | {"reason": reason})
+        await session.run("bury_source", source | {"access_id": present["access_id"], "reason": reason})
 
 
 async def _lock(

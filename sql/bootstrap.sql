@@ -18,6 +18,8 @@ begin
         from (values
             ('rag_owner', 'nologin'),
             ('rag_search', 'nologin'),
+            ('rag_principal', 'nologin'),
+            ('rag_steward', 'nologin'),
             ('rag_analyst', 'nologin'),
             ('rag_migrator', 'login'),
             ('rag_app', 'login'),
@@ -43,7 +45,8 @@ begin
     select string_agg(role.rolname, ', ' order by role.rolname) into unfit
     from pg_roles as role
     where role.rolname in (
-        'rag_owner', 'rag_search', 'rag_analyst', 'rag_migrator', 'rag_app', 'rag_publisher', 'rag_operator'
+        'rag_owner', 'rag_search', 'rag_principal', 'rag_steward', 'rag_analyst', 'rag_migrator', 'rag_app',
+        'rag_publisher', 'rag_operator'
     )
         and (role.rolsuper or role.rolbypassrls or role.rolcreaterole or role.rolcreatedb or role.rolreplication);
     if unfit is not null then
@@ -59,6 +62,8 @@ $$;
 
 comment on role rag_owner is 'Palisade: owns schema rag and all tables; nobody logs in as it';
 comment on role rag_search is 'Palisade: owns the definer functions on the query path; nobody logs in as it';
+comment on role rag_principal is 'Palisade: owns the functions that read for a principal, bound by the same policies; nobody logs in as it';
+comment on role rag_steward is 'Palisade: owns the functions of rag_operator; sees keys of rows, no text; nobody logs in as it';
 comment on role rag_analyst is 'Palisade: group of people who query the views with their own login';
 comment on role rag_migrator is 'Palisade: runs the migrations, by becoming rag_owner';
 comment on role rag_app is 'Palisade: the service; queries, ingestion, jobs';
@@ -67,11 +72,13 @@ comment on role rag_operator is 'Palisade: people who maintain, erase and audit;
 
 -- Membership without inheritance: rights are taken on by an explicit `set role`, never by accident.
 grant rag_owner to rag_migrator with inherit false, set true;
-grant rag_search to rag_owner with inherit false, set true;
+grant rag_search, rag_principal, rag_steward to rag_owner with inherit false, set true;
 
 -- pg_temp last, so that nobody's temporary object shadows ours.
 alter role rag_owner set search_path = rag, pg_temp;
 alter role rag_search set search_path = rag, pg_temp;
+alter role rag_principal set search_path = rag, pg_temp;
+alter role rag_steward set search_path = rag, pg_temp;
 alter role rag_migrator set search_path = rag, pg_temp;
 alter role rag_app set search_path = rag, pg_temp;
 alter role rag_publisher set search_path = rag, pg_temp;
@@ -117,7 +124,8 @@ end
 $$;
 
 revoke all on schema rag from public;
-grant usage on schema rag to rag_search, rag_migrator, rag_app, rag_publisher, rag_operator;
+grant usage on schema rag
+to rag_search, rag_principal, rag_steward, rag_migrator, rag_app, rag_publisher, rag_operator, rag_analyst;
 
 -- Functions are executable by everyone unless this says otherwise; it cannot be said per schema.
 alter default privileges for role rag_owner revoke execute on functions from public;
@@ -127,7 +135,7 @@ do $$
 begin
     execute format('revoke all on database %I from public', current_database());
     execute format(
-        'grant connect on database %I to rag_migrator, rag_app, rag_publisher, rag_operator',
+        'grant connect on database %I to rag_migrator, rag_app, rag_publisher, rag_operator, rag_analyst',
         current_database()
     );
     if to_regnamespace('public') is not null then

@@ -23,12 +23,16 @@ from rag.embed import Embedder, open_embedder
 from rag.principal import Principal
 from rag.resources import query
 from rag.settings import Settings
+from rag.sign import Signer
 from tests.lanes import Lanes, add_options, figure, scaled
 
 __all__ = ["figure", "scaled"]
 
 DIMENSIONS = 512
 LOGINS = ("rag_migrator", "rag_app", "rag_publisher", "rag_operator")
+# The service's key in all test databases, and as RAG_SIGNING_KEY has it.
+SIGNER = Signer(key_id="test", secret=bytes(range(32)))
+SIGNING_KEY = f"test.{SIGNER.secret.hex()}"
 IMAGE = "pgvector/pgvector:pg18"
 
 
@@ -75,16 +79,40 @@ class Deployment:
     def transaction(self, principal: Principal, *, role: str = "rag_app") -> Iterator[psycopg.Connection]:
         """A transaction that speaks for a principal, as the service opens one."""
         with self.connect(role) as connection, connection.transaction():
-            connection.execute(
-                query("begin_as"),
-                {
-                    "tenant_id": principal.tenant_id,
-                    "user_id": principal.user_id,
-                    "project_id": principal.project_id,
-                    "tags": list(principal.tags),
-                },
-            )
+            begin(connection, principal)
             yield connection
+
+    def pools(self, *, pool_size: int = 3) -> Database:
+        """The service's pools on this database, not yet opened."""
+        return Database(
+            self.url("rag_app"),
+            signer=SIGNER,
+            publisher_url=self.url("rag_publisher"),
+            pool_size=pool_size,
+        )
+
+
+def begin(connection: psycopg.Connection, principal: Principal) -> None:
+    """Make the transaction speak for a principal, as the service does."""
+    connection.execute(
+        query("begin_as"),
+        {
+            "tenant_id": principal.tenant_id,
+            "user_id": principal.user_id,
+            "project_id": principal.project_id,
+            "tags": list(principal.tags),
+            "signature": SIGNER.sign(principal, role=connection.info.user),
+        },
+    )
+
+
+def know_signer(superuser: psycopg.Connection) -> None:
+    """Make SIGNER one of the keys of a migrated database."""
+    padded = SIGNER.secret.ljust(64, b"\0")
+    superuser.execute(
+        "insert into rag.rag_signing_keys (key_id, inner_pad, outer_pad) values (%s, %s, %s)",
+        (SIGNER.key_id, bytes(byte ^ 0x36 for byte in padded), bytes(byte ^ 0x5C for byte in padded)),
+    )
 
 
 @contextmanager
@@ -139,6 +167,8 @@ def template(cluster: Cluster) -> Iterator[str]:
     create_database(cluster, name)
     migrate.bootstrap(cluster.url("postgres", name), dict.fromkeys(LOGINS, cluster.password))
     migrate.upgrade(cluster.url("rag_migrator", name), dimensions=DIMENSIONS)
+    with cluster.superuser(name) as connection:
+        know_signer(connection)
     yield name
     drop_database(cluster, name)
 
@@ -169,9 +199,7 @@ def deployment(new_deployment: Callable[[], AbstractContextManager[Deployment]])
 @pytest.fixture
 async def database(deployment: Deployment) -> AsyncIterator[Database]:
     """The pools of the service on this test's database."""
-    async with Database(
-        deployment.url("rag_app"), publisher_url=deployment.url("rag_publisher"), pool_size=3
-    ) as opened:
+    async with deployment.pools() as opened:
         yield opened
 
 
@@ -239,7 +267,7 @@ def store(deployment: Deployment) -> Store:
                     select
                         tenant_id, access_id, scope, user_id, project_id, tags,
                         'text', %s, 'hash', %s, %s, %s, %s
-                    from rag_access_classes
+                    from my_classes()
                     where access_id = %s
                     returning id
                     """,

@@ -1,6 +1,10 @@
 -- Removes everything that 0001_initial.up.sql made, with all documents in it. The schema, the roles
 -- and the extension stay: they are bootstrap.sql's.
 
+drop view v_source_usage;
+drop view v_stale_documents;
+drop view v_empty_results;
+drop view v_query_latency;
 drop view v_chunks;
 drop view v_documents;
 
@@ -9,30 +13,60 @@ drop function search(
 );
 drop function keyword_candidates(text, text, uuid[], integer);
 
+drop function explain_access(uuid, text, bigint, text, text[]);
+drop function expire_logs(interval, text);
+drop function count_traces(text, bigint, text, text, text);
+drop function forget(text, bigint, text, text, text);
+drop function erasure_kind(text, bigint, text, text, text);
+drop function retire_signing_key(text);
+drop function list_signing_keys();
+drop function add_signing_key();
+
+drop function unshare_project(text, bigint);
+drop function share_project(text, bigint, boolean);
+drop function my_members();
+drop function my_query_chunks();
+drop function my_queries();
+drop function search_mode(text, text, uuid[]);
+drop function bury_source(bigint, text, text, text);
+drop function find_source(bigint, text, bigint, text, text, text);
+drop function my_document_chunks(uuid);
+drop function my_document(uuid);
+drop function my_chunks();
+drop function my_listed_documents();
+drop function my_documents();
+drop function erasure_digest(text, text, text[]);
+drop function source_digest(text, text);
+
+-- With the tables go their policies, and with these the last uses of the functions of identity.
+drop table rag_assertions;
+drop table rag_service_keys;
+drop table rag_analysts;
+drop table rag_signing_keys;
 drop table rag_query_log_chunks;
 drop table rag_query_logs;
+drop table rag_erasures;
 drop table rag_tombstones;
 drop table rag_chunks;
 drop table rag_documents;
-
-drop function whoami();
-drop function access_class(text, bigint, text, text[]);
-drop function narrowed_access_ids(text);
-
--- Functions and policies of these two depend on each other: the policies go first.
-drop policy own_tenant_select on rag_access_classes;
-drop policy read_classes on rag_access_classes;
-drop policy own_tenant_select on rag_project_members;
-drop policy read_members on rag_project_members;
-drop function my_writable_access_ids();
-drop function my_access_ids();
 drop table rag_project_members;
 drop table rag_access_classes;
 
+drop function load_service_keys(text);
+drop function whoami();
+drop function my_classes();
+drop function class_reads(bigint, text, bigint, text, text[]);
+drop function access_class(text, bigint, text, text[]);
+drop function tenant_lock(text);
+drop function narrowed_access_ids(text);
+drop function my_writable_access_ids();
+drop function my_access_ids();
+drop function i_am_analyst();
 drop function my_user_id();
 drop function my_tenant_id();
+drop function begin_as(text, bigint, text, text[], text);
 drop function my_principal();
-drop function begin_as(text, bigint, text, text[]);
+drop function signature_holds(text[], text);
 drop function lexeme_query(text);
 drop function lexeme_total(tsvector);
 drop function text_search_config(text);

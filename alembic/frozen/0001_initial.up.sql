@@ -104,11 +104,6 @@ create table rag_documents (
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
 
--- Documents are looked up by their id alone: the caller knows no access_id.
--- With the class in the index, a hidden document is told apart without a visit to the table, so that it
--- takes as long as a missing one.
-create index rag_documents_id on rag_documents (tenant_id, id, access_id);
-
 comment on table rag_documents is 'One row for each ingested source in each access class';
 comment on column rag_documents.tenant_id is 'The tenant';
 comment on column rag_documents.id is 'Random UUIDv4 made by the server, kept when the content or the tags change';
@@ -201,31 +196,51 @@ comment on column rag_chunks.created_at is 'When this version of the chunk was w
 create table rag_tombstones (
     tenant_id text not null,
     access_id bigint not null,
-    source_type text not null,
-    source_id text not null,
+    source_digest bytea not null,
     generation bigint not null default 1,
     reason text not null,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
-    constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_type, source_id),
+    constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_digest),
     constraint rag_tombstones_class foreign key (tenant_id, access_id)
-        references rag_access_classes (tenant_id, access_id) on delete restrict,
-    constraint rag_tombstones_source_lengths check (
-        length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
-    ),
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_tombstones_digest check (octet_length(source_digest) = 32),
     -- Far from the end of bigint, where the next deletion would fail.
     constraint rag_tombstones_generation check (generation between 1 and 1000000000)
 );
 
-comment on table rag_tombstones is 'Sources that were deleted: an ingest that began before the deletion finds a newer generation here and gives up';
+comment on table rag_tombstones is 'Sources that were deleted, without their names: an ingest that began before the deletion finds a newer generation here and gives up';
 comment on column rag_tombstones.tenant_id is 'The tenant';
 comment on column rag_tombstones.access_id is 'The access class of the deleted document';
-comment on column rag_tombstones.source_type is 'The deleted document''s source_type';
-comment on column rag_tombstones.source_id is 'The deleted document''s source_id';
+comment on column rag_tombstones.source_digest is 'source_digest() of the deleted document''s source_type and source_id';
 comment on column rag_tombstones.generation is 'Number of deletions so far; only grows';
-comment on column rag_tombstones.reason is 'Why it was deleted';
+comment on column rag_tombstones.reason is 'Why it was deleted, a word of the service''s';
 comment on column rag_tombstones.created_at is 'When it was first deleted';
 comment on column rag_tombstones.updated_at is 'When it was last deleted';
+
+create table rag_erasures (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    kind text not null,
+    subject_digest bytea not null,
+    rows_removed bigint not null,
+    erased_at timestamptz not null default now(),
+    erased_by text not null,
+    constraint rag_erasures_pkey primary key (tenant_id, id),
+    constraint rag_erasures_kind check (kind in ('tenant', 'user', 'project', 'source')),
+    constraint rag_erasures_digest check (octet_length(subject_digest) = 32)
+);
+
+create index rag_erasures_subject on rag_erasures (tenant_id, subject_digest);
+
+comment on table rag_erasures is 'What rag.forget() erased, without saying of whom: proof that it was done, and a stop for an ingest that began before';
+comment on column rag_erasures.tenant_id is 'The tenant; the digest of its name once the tenant itself is erased';
+comment on column rag_erasures.id is 'Random identifier';
+comment on column rag_erasures.kind is 'Whether a tenant, a user, a project or a source was erased';
+comment on column rag_erasures.subject_digest is 'erasure_digest() of what was erased';
+comment on column rag_erasures.rows_removed is 'Rows of all tables that were removed';
+comment on column rag_erasures.erased_at is 'When';
+comment on column rag_erasures.erased_by is 'The login that asked for it';
 
 create table rag_query_logs (
     tenant_id text not null,
@@ -302,6 +317,114 @@ comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
 comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
 comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
 
+create table rag_signing_keys (
+    key_id text not null,
+    inner_pad bytea not null,
+    outer_pad bytea not null,
+    created_at timestamptz not null default now(),
+    constraint rag_signing_keys_pkey primary key (key_id),
+    constraint rag_signing_keys_id check (key_id ~ '^[a-z0-9]{1,32}$'),
+    constraint rag_signing_keys_pads check (octet_length(inner_pad) = 64 and octet_length(outer_pad) = 64)
+);
+
+comment on table rag_signing_keys is 'Keys of the service''s signatures; all of them are valid, so that a new one can be handed out before the old one goes. The only table without a tenant: it says nothing of any';
+comment on column rag_signing_keys.key_id is 'Name of the key, the first part of a signature';
+comment on column rag_signing_keys.inner_pad is 'The secret, padded and combined with 0x36 (RFC 2104), so that a signature costs two digests and no loop';
+comment on column rag_signing_keys.outer_pad is 'The secret, padded and combined with 0x5c (RFC 2104)';
+comment on column rag_signing_keys.created_at is 'When it was made';
+
+create table rag_analysts (
+    tenant_id text not null,
+    role_name text not null,
+    tags text[] not null default '{public}',
+    projects text[] not null default '{}',
+    user_scope text not null default 'metadata',
+    created_at timestamptz not null default now(),
+    constraint rag_analysts_pkey primary key (tenant_id, role_name),
+    constraint rag_analysts_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_analysts_role check (length(role_name) between 1 and 63 and role_name !~ '^(rag|pg)_'),
+    constraint rag_analysts_lists check (
+        cardinality(tags) between 1 and 256
+        and array_position(tags, null) is null
+        and array_position(projects, null) is null
+    ),
+    constraint rag_analysts_user_scope check (user_scope in ('none', 'metadata', 'text'))
+);
+
+comment on table rag_analysts is 'People who query the views with their own login, and how far they see; a login in two tenants sees nothing';
+comment on column rag_analysts.tenant_id is 'The tenant whose rows they see';
+comment on column rag_analysts.role_name is 'The login role, a member of rag_analyst';
+comment on column rag_analysts.tags is 'Rows with one of these tags';
+comment on column rag_analysts.projects is 'Projects whose rows they see, of any owner; * for all';
+comment on column rag_analysts.user_scope is 'Rows of scope user: none; metadata, that they exist, without title and text; text, all of them';
+comment on column rag_analysts.created_at is 'When they were let in';
+
+create table rag_service_keys (
+    tenant_id text not null,
+    key_id text not null,
+    name text not null,
+    secret_sha256 bytea not null,
+    actions text[] not null,
+    scopes text[] not null,
+    tags text[],
+    act_as boolean not null default false,
+    user_ids bigint[],
+    project_ids text[],
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    revoked_at timestamptz,
+    constraint rag_service_keys_pkey primary key (tenant_id, key_id),
+    constraint rag_service_keys_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_service_keys_id check (key_id ~ '^[0-9a-f]{16}$'),
+    constraint rag_service_keys_name check (length(name) between 1 and 128),
+    constraint rag_service_keys_secret check (octet_length(secret_sha256) = 32),
+    constraint rag_service_keys_actions check (
+        cardinality(actions) > 0 and actions <@ array['query', 'ingest', 'delete']
+    ),
+    constraint rag_service_keys_scopes check (scopes <@ array['public', 'user', 'project']),
+    constraint rag_service_keys_act_as check (act_as or (user_ids is null and project_ids is null))
+);
+
+comment on table rag_service_keys is 'Keys of trusted services, as digests, and what each may do; read by the service through load_service_keys() alone';
+comment on column rag_service_keys.tenant_id is 'The one tenant that the service speaks for';
+comment on column rag_service_keys.key_id is 'Public part of the key, random';
+comment on column rag_service_keys.name is 'What the operator calls it';
+comment on column rag_service_keys.secret_sha256 is 'SHA-256 of the secret part, which has too many bits to be guessed';
+comment on column rag_service_keys.actions is 'Of query, ingest, delete';
+comment on column rag_service_keys.scopes is 'Scopes that it may write: of public, user, project';
+comment on column rag_service_keys.tags is 'Tags that it may assert and write; null for any';
+comment on column rag_service_keys.act_as is 'Whether it may name a user and a project; without, it sees and writes what is public';
+comment on column rag_service_keys.user_ids is 'Users that it may name; null for any';
+comment on column rag_service_keys.project_ids is 'Projects that it may name; null for any';
+comment on column rag_service_keys.created_at is 'When it was made';
+comment on column rag_service_keys.expires_at is 'When it ends by itself';
+comment on column rag_service_keys.revoked_at is 'When it was revoked; null while it is valid';
+
+create table rag_assertions (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    key_id text not null,
+    user_id bigint not null,
+    project_id text,
+    tags text[] not null,
+    action text not null,
+    created_at timestamptz not null default now(),
+    constraint rag_assertions_pkey primary key (tenant_id, id),
+    constraint rag_assertions_action check (action in ('query', 'ingest', 'delete'))
+);
+
+create index rag_assertions_time on rag_assertions (tenant_id, created_at);
+
+comment on table rag_assertions is 'For whom trusted services spoke, one row for each request';
+comment on column rag_assertions.tenant_id is 'The tenant';
+comment on column rag_assertions.id is 'Random identifier';
+comment on column rag_assertions.key_id is 'The service key';
+comment on column rag_assertions.user_id is 'The user that it named; 0 for none';
+comment on column rag_assertions.project_id is 'The project that it named';
+comment on column rag_assertions.tags is 'The tags that it asserted';
+comment on column rag_assertions.action is 'query, ingest or delete';
+comment on column rag_assertions.created_at is 'When';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -311,14 +434,21 @@ begin
     for silent in
         select *
         from (values
-            ('rag_access_classes', array['tags_digest']),
+            ('rag_access_classes', array['tenant_id', 'project_id', 'tags', 'tags_digest']),
+            ('rag_project_members', array['tenant_id', 'project_id']),
             ('rag_documents', array[
-                'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
+                'tenant_id', 'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
                 'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
             ]),
-            ('rag_chunks', array['chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
-            ('rag_tombstones', array['source_id', 'reason']),
-            ('rag_query_logs', array['project_id', 'query_hash', 'query_text'])
+            ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
+            ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
+            ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),
+            ('rag_query_log_chunks', array['tenant_id']),
+            ('rag_signing_keys', array['key_id', 'inner_pad', 'outer_pad']),
+            ('rag_analysts', array['tenant_id', 'role_name', 'tags', 'projects']),
+            ('rag_service_keys', array['tenant_id', 'name', 'secret_sha256', 'tags', 'user_ids', 'project_ids']),
+            ('rag_assertions', array['tenant_id', 'project_id', 'tags'])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop
@@ -329,7 +459,102 @@ $$;
 -- Who is asking, and which access classes are theirs. `my_principal` is the only place where the
 -- session variables are read, `begin_as` the only place where they are set.
 
-create function begin_as(tenant_id text, user_id bigint, project_id text, tags text[])
+-- HMAC-SHA-256 with what the server itself has; keys hold both padded forms of their secret.
+create function signature_holds(parts text[], signature text)
+returns boolean
+language plpgsql
+stable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+declare
+    -- Key, expiry, code. Longer texts are not even looked at.
+    piece constant text[] := case
+        when length(signature_holds.signature) <= 128
+            then regexp_match(signature_holds.signature, '^([a-z0-9]{1,32})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})$')
+    end;
+    -- The time at which the transaction began: what began in time may end.
+    seconds_left constant numeric := cast(piece[2] as numeric) - extract(epoch from now());
+    message bytea;
+    code text;
+begin
+    -- The service signs for a minute, `rag db psql` for half a day; nothing is signed for longer.
+    if piece is null or seconds_left not between 0 and 43200 then
+        return false;
+    end if;
+    -- The expiry comes before whatever may vary in number.
+    message := convert_to(
+        array_to_json(parts[1:4] || piece[2] || parts[5:])::text,
+        'UTF8'
+    );
+    select encode(sha256(key.outer_pad || sha256(key.inner_pad || message)), 'hex') into code
+    from rag_signing_keys as key
+    where key.key_id = piece[1];
+    return coalesce(code = piece[3], false);
+end
+$$;
+
+comment on function signature_holds(text[], text) is 'Whether a signature, key.expiry.code, is one of the service over these values: the code is HMAC-SHA-256 of the JSON array of the first four, the expiry and the others. Expiry in seconds since 1970, compared with the start of the transaction';
+
+create function my_principal(
+    out tenant_id text, out user_id bigint, out project_id text, out tags text[],
+    out projects text[], out user_scope text
+)
+returns setof record
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+declare
+    tenant constant text := current_setting('app.tenant_id', true);
+    users constant text := current_setting('app.user_id', true);
+    project constant text := coalesce(current_setting('app.project_id', true), '');
+    tag_list constant text := current_setting('app.tags', true);
+begin
+    if session_user in ('rag_app', 'rag_publisher') then
+        -- Malformed is nobody, without an error. The list of tags is checked by a pattern and not by
+        -- `is json`, which runs out of stack on deep nesting and lets through escapes that jsonb
+        -- refuses with an error.
+        if (
+            length(tenant) between 1 and 128 and tenant !~ '[[:cntrl:]]'
+            and users ~ '^(0|[1-9][0-9]{0,17})$'
+            and length(project) <= 128 and project !~ '[[:cntrl:]]'
+            and octet_length(tag_list) <= 65536
+            and tag_list ~ '^\s*\[\s*("([^"\\[:cntrl:]]|\\["\\/])*"(\s*,\s*"([^"\\[:cntrl:]]|\\["\\/])*")*)?\s*\]\s*$'
+        ) is true then
+            tags := array(select jsonb_array_elements_text(cast(tag_list as jsonb)));
+            -- Whoever has the password of the service can set variables; only the service can sign.
+            if signature_holds(
+                array[cast(session_user as text), tenant, users, project] || tags,
+                current_setting('app.signature', true)
+            ) then
+                tenant_id := tenant;
+                user_id := nullif(cast(users as bigint), 0);
+                project_id := nullif(project, '');
+                tags := case when tags = '{}' then array['public'] else tags end;
+                return next;
+            end if;
+        end if;
+    elsif (select count(*) from rag_analysts as analyst where analyst.role_name = session_user) = 1 then
+        return query
+        select
+            analyst.tenant_id,
+            cast(null as bigint),
+            cast(null as text),
+            analyst.tags,
+            analyst.projects,
+            analyst.user_scope
+        from rag_analysts as analyst
+        where analyst.role_name = session_user;
+    end if;
+end
+$$;
+
+comment on function my_principal() is 'The principal of this session: one row, or none. For the logins of the service it is what the session variables name, when they are well-formed and app.signature was made by the service over exactly them; app.user_id 0 is a principal without a user. For an analyst it is their row in rag_analysts, user_scope saying so, and the variables mean nothing. The only place where the variables are read';
+
+create function begin_as(tenant_id text, user_id bigint, project_id text, tags text[], signature text)
 returns void
 language plpgsql
 volatile
@@ -364,97 +589,90 @@ begin
     execute format('set local app.user_id = %L', wanted[2]);
     execute format('set local app.project_id = %L', wanted[3]);
     execute format('set local app.tags = %L', wanted[4]);
+    execute format('set local app.signature = %L', coalesce(begin_as.signature, ''));
+    -- Nobody would see nothing, without an error; that is right for an attacker and a riddle for
+    -- an operator whose key or clock is wrong.
+    if not exists (select from my_principal()) then
+        raise exception 'the signature of this identity does not hold'
+            using errcode = 'invalid_authorization_specification';
+    end if;
 end
 $$;
 
-comment on function begin_as(text, bigint, text, text[]) is 'Sets the principal for the rest of the transaction; first statement of each, outside any savepoint. user_id null: no user, public rows only; project_id null: no project, *: all of the user''s. Raises when another principal is already set';
-
-create function my_principal(out tenant_id text, out user_id bigint, out project_id text, out tags text[])
-returns setof record
-language sql
-stable
-parallel safe
-begin atomic
-    with variable as materialized (
-        select
-            current_setting('app.tenant_id', true) as tenant,
-            current_setting('app.user_id', true) as users,
-            coalesce(current_setting('app.project_id', true), '') as project,
-            current_setting('app.tags', true) as tags
-    ),
-
-    -- Each null means malformed. The order of the tests matters, so it is spelled out as cases: a
-    -- cast is reached only by text that it takes. The list of tags is checked by a pattern and not
-    -- by `is json`, which runs out of stack on deep nesting and lets through escapes that jsonb
-    -- refuses with an error.
-    parsed as materialized (
-        select
-            case
-                when length(tenant) between 1 and 128 and tenant !~ '[[:cntrl:]]' then tenant
-            end as tenant_id,
-            case
-                when users ~ '^(0|[1-9][0-9]{0,17})$' then cast(users as bigint)
-            end as user_id,
-            case
-                when length(project) <= 128 and project !~ '[[:cntrl:]]' then project
-            end as project_id,
-            case
-                when octet_length(tags) <= 65536
-                    and tags ~ '^\s*\[\s*("([^"\\[:cntrl:]]|\\["\\/])*"(\s*,\s*"([^"\\[:cntrl:]]|\\["\\/])*")*)?\s*\]\s*$'
-                    then array(select jsonb_array_elements_text(cast(tags as jsonb)))
-            end as tags
-        from variable
-    )
-
-    select
-        parsed.tenant_id,
-        nullif(parsed.user_id, 0),
-        nullif(parsed.project_id, ''),
-        case when parsed.tags = '{}' then array['public'] else parsed.tags end
-    from parsed
-    where session_user in ('rag_app', 'rag_publisher')
-        and parsed.tenant_id is not null
-        and parsed.user_id is not null
-        and parsed.project_id is not null
-        and parsed.tags is not null;
-end;
-
-comment on function my_principal() is 'The principal that the session variables name: one row, or none when a variable is missing, empty (but for app.project_id) or malformed, or when the login is not one of the service. The only place where the variables are read. app.user_id 0 is a principal without a user';
+comment on function begin_as(text, bigint, text, text[], text) is 'Sets the principal for the rest of the transaction; first statement of each, outside any savepoint. user_id null: no user, public rows only; project_id null: no project, *: all of the user''s. Raises 42501 when another principal is already set, 28000 when the signature does not hold';
 
 create function my_tenant_id()
 returns text
-language sql
+language plpgsql
 stable
 parallel safe
-begin atomic
-    select me.tenant_id from my_principal() as me;
-end;
+set search_path = rag, pg_temp
+as $$
+begin
+    return (select me.tenant_id from my_principal() as me);
+end
+$$;
 
 comment on function my_tenant_id() is 'The principal''s tenant, null for nobody';
 
 create function my_user_id()
 returns bigint
-language sql
+language plpgsql
 stable
 parallel safe
-begin atomic
-    select me.user_id from my_principal() as me;
-end;
+set search_path = rag, pg_temp
+as $$
+begin
+    return (select me.user_id from my_principal() as me);
+end
+$$;
 
-comment on function my_user_id() is 'The principal''s user, null for nobody and for a principal without a user';
+comment on function my_user_id() is 'The principal''s user, null for nobody, for an analyst and for a principal without a user';
+
+create function i_am_analyst()
+returns boolean
+language plpgsql
+stable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    return exists (select from my_principal() as me where me.user_scope is not null);
+end
+$$;
+
+comment on function i_am_analyst() is 'Whether the principal is a person of rag_analysts';
 
 -- STABLE and never IMMUTABLE: a plan that has folded one caller's classes would serve them to the next.
 create function my_access_ids()
 returns bigint[]
-language sql
+language plpgsql
 stable
 security definer
 parallel safe
 set search_path = rag, pg_temp
-begin atomic
-    select coalesce(array_agg(mine.access_id), '{}')
-    from my_principal() as me
-    cross join lateral (
+as $$
+declare
+    me record;
+begin
+    select principal.* into me from my_principal() as principal;
+    if not found then
+        return '{}';
+    end if;
+    if me.user_scope is not null then
+        return array(
+            select class.access_id
+            from rag_access_classes as class
+            where class.tenant_id = me.tenant_id
+                and class.tags && me.tags
+                and case class.scope
+                    when 'public' then true
+                    when 'project' then '*' = any(me.projects) or class.project_id = any(me.projects)
+                    when 'user' then me.user_scope = 'text'
+                end
+        );
+    end if;
+    return array(
         select class.access_id
         from rag_access_classes as class
         where class.tenant_id = me.tenant_id
@@ -487,37 +705,43 @@ begin atomic
             and membership.member_user_id = me.user_id
             and (me.project_id = '*' or membership.project_id = me.project_id)
             and class.tags && me.tags
-    ) as mine;
-end;
+    );
+end
+$$;
 
 comment on function my_access_ids() is 'The access classes that the principal may read; empty for nobody. Policies compare access_id with it, evaluated once per statement';
 
 create function my_writable_access_ids()
 returns bigint[]
-language sql
+language plpgsql
 stable
 security definer
 parallel safe
 set search_path = rag, pg_temp
-begin atomic
-    select coalesce(array_agg(class.access_id), '{}')
-    from my_principal() as me
-    join rag_access_classes as class
-        on class.tenant_id = me.tenant_id
-        and class.access_id = any((select my_access_ids())::bigint[])
-    where case class.scope
-        when 'public' then session_user = 'rag_publisher'
-        else class.user_id = me.user_id or exists (
-            select 1
-            from rag_project_members as membership
-            where membership.tenant_id = me.tenant_id
-                and membership.member_user_id = me.user_id
-                and membership.owner_user_id = class.user_id
-                and membership.project_id = class.project_id
-                and membership.may_write
-        )
-    end;
-end;
+as $$
+begin
+    return array(
+        select class.access_id
+        from my_principal() as me
+        join rag_access_classes as class
+            on class.tenant_id = me.tenant_id
+            and class.access_id = any((select my_access_ids())::bigint[])
+        where me.user_scope is null
+            and case class.scope
+                when 'public' then session_user = 'rag_publisher'
+                else class.user_id = me.user_id or exists (
+                    select 1
+                    from rag_project_members as membership
+                    where membership.tenant_id = me.tenant_id
+                        and membership.member_user_id = me.user_id
+                        and membership.owner_user_id = class.user_id
+                        and membership.project_id = class.project_id
+                        and membership.may_write
+                )
+            end
+    );
+end
+$$;
 
 comment on function my_writable_access_ids() is 'The access classes that the principal may write: of those it may read, its own, those of projects shared for writing, and the public ones when the login is rag_publisher';
 
@@ -539,8 +763,8 @@ begin
             errcode = 'invalid_parameter_value',
             hint = 'One of public, user, project, organization, documents, or null for all that is visible.';
     end if;
-    return (
-        select coalesce(array_agg(class.access_id), '{}')
+    return array(
+        select class.access_id
         from my_principal() as me
         join rag_access_classes as class
             on class.tenant_id = me.tenant_id
@@ -557,6 +781,17 @@ $$;
 
 comment on function narrowed_access_ids(text) is 'Of the classes that the principal may read, those of a request''s scope. public; user: all that the user owns, projects included; project: the one that the principal names; organization, documents and null: all. Raises 22023 for any other word';
 
+create function tenant_lock(tenant_id text)
+returns bigint
+language sql
+immutable
+parallel safe
+begin atomic
+    select hashtextextended('palisade tenant ' || tenant_id, 0);
+end;
+
+comment on function tenant_lock(text) is 'Number of the advisory lock of a tenant: shared by everybody who writes, exclusive for rag.forget()';
+
 create function access_class(scope text, user_id bigint, project_id text, tags text[])
 returns bigint
 language plpgsql
@@ -570,7 +805,7 @@ declare
     digest bytea;
     found_id bigint;
 begin
-    select principal.* into me from my_principal() as principal;
+    select principal.* into me from my_principal() as principal where principal.user_scope is null;
     if not found then
         raise exception 'no principal' using errcode = 'insufficient_privilege';
     end if;
@@ -600,6 +835,8 @@ begin
         raise exception 'the principal may not write to this scope' using errcode = 'insufficient_privilege';
     end if;
 
+    -- Whoever is about to write in a tenant holds off its erasure until the transaction ends.
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
     digest := sha256(convert_to(array_to_json(sorted_tags)::text, 'UTF8'));
     loop
         select class.access_id into found_id
@@ -620,6 +857,61 @@ $$;
 
 comment on function access_class(text, bigint, text, text[]) is 'The access class for a document that the principal wants to write, made when it is the first; raises 42501 when the principal may not write there';
 
+create function class_reads(access_id bigint, scope text, user_id bigint, project_id text, tags text[])
+returns boolean
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from rag_access_classes as class
+        where class.tenant_id = (select my_tenant_id())
+            and class.access_id = class_reads.access_id
+            and class.access_id = any((select my_writable_access_ids())::bigint[])
+            and class.scope = class_reads.scope
+            and class.user_id is not distinct from class_reads.user_id
+            and class.project_id is not distinct from class_reads.project_id
+            and class.tags = class_reads.tags
+    );
+end
+$$;
+
+comment on function class_reads(bigint, text, bigint, text, text[]) is 'Whether a class that the principal may write has this scope, owner and tags; false for every other class';
+
+create function my_classes()
+returns table (
+    tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
+)
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        class.tenant_id,
+        class.access_id,
+        class.scope,
+        class.user_id,
+        class.project_id,
+        class.tags,
+        class.access_id = any((select my_writable_access_ids())::bigint[])
+    from rag_access_classes as class
+    where class.tenant_id = (select my_tenant_id())
+        and class.access_id = any((select my_access_ids())::bigint[])
+    order by class.scope, class.user_id, class.project_id, class.tags, class.access_id;
+end
+$$;
+
+comment on function my_classes() is 'The access classes that the principal may read, one row each, and whether it may write them';
+
 create function whoami(
     out tenant_id text, out user_id bigint, out project_id text, out tags text[],
     out access_id bigint, out scope text, out class_user_id bigint, out class_project_id text,
@@ -631,35 +923,63 @@ stable
 begin atomic
     select
         me.tenant_id, me.user_id, me.project_id, me.tags,
-        class.access_id, class.scope, class.user_id, class.project_id, class.tags,
-        class.access_id = any((select my_writable_access_ids())::bigint[])
+        class.access_id, class.scope, class.user_id, class.project_id, class.tags, class.may_write
     from my_principal() as me
-    left join rag_access_classes as class on class.tenant_id = me.tenant_id
+    left join my_classes() as class on true
     order by class.scope, class.user_id, class.project_id, class.tags, class.access_id;
 end;
 
 comment on function whoami() is 'The principal as the database understands it, one row for each access class that it may read (one row with nulls when there is none); no row for nobody';
+
+create function load_service_keys(proof text)
+returns table (
+    key_id text, tenant_id text, secret_sha256 bytea, actions text[], scopes text[], tags text[],
+    act_as boolean, user_ids bigint[], project_ids text[], expires_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    -- The table names tenants: the password of the service alone does not open it.
+    if not signature_holds(array[cast(session_user as text), 'service_keys'], load_service_keys.proof) then
+        raise exception 'the proof does not hold' using errcode = 'invalid_authorization_specification';
+    end if;
+    return query
+    select
+        key.key_id, key.tenant_id, key.secret_sha256, key.actions, key.scopes, key.tags,
+        key.act_as, key.user_ids, key.project_ids, key.expires_at
+    from rag_service_keys as key
+    where key.revoked_at is null
+        and key.expires_at > now();
+end
+$$;
+
+comment on function load_service_keys(text) is 'The service keys that are valid now, for a login that proves with a signature over its name and the word service_keys that it is the service; raises 28000 otherwise';
 -- Row security. Forced, so that it binds the owner as well; one policy for each command and role;
 -- a restrictive policy on each table that no later permissive one can widen across tenants.
 -- `(select …)` is evaluated once per statement, not once per row.
 
-alter table rag_access_classes enable row level security;
-alter table rag_access_classes force row level security;
-alter table rag_project_members enable row level security;
-alter table rag_project_members force row level security;
-alter table rag_documents enable row level security;
-alter table rag_documents force row level security;
-alter table rag_chunks enable row level security;
-alter table rag_chunks force row level security;
-alter table rag_tombstones enable row level security;
-alter table rag_tombstones force row level security;
-alter table rag_query_logs enable row level security;
-alter table rag_query_logs force row level security;
-alter table rag_query_log_chunks enable row level security;
-alter table rag_query_log_chunks force row level security;
+do $$
+declare
+    table_name text;
+begin
+    foreach table_name in array array[
+        'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
+        'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
+        'rag_service_keys', 'rag_assertions'
+    ]
+    loop
+        execute format('alter table %I enable row level security', table_name);
+        execute format('alter table %I force row level security', table_name);
+    end loop;
+end
+$$;
 
--- The definer functions find the caller's classes, so their owner reads them all; and they alone
--- make new ones.
+-- The definer functions on the query path find the caller's classes, so their owner reads them all; and
+-- they alone make new ones.
 create policy find_classes on rag_access_classes
 for select to rag_search
 using (true);
@@ -680,57 +1000,98 @@ for select to rag_search
 using (true);
 comment on policy find_candidates on rag_chunks is 'keyword_candidates() scores within the classes that my_access_ids() gives it; its rows are joined again under the caller''s own policy';
 
--- Tenant belts, one for each command that is granted, so that no policy is FOR ALL. The condition is
--- said twice: the first time the planner may use it for an index; the second, which it cannot merge with
--- a condition of the query's own and takes for the cheapest one, comes before any of these on a row. So
--- no row of another tenant is ever compared with what the caller asks for, and EXPLAIN ANALYZE has
--- nothing to tell about it.
+create policy list_documents on rag_documents
+for select to rag_search
+using (true);
+comment on policy list_documents on rag_documents is 'my_listed_documents() shows analysts that documents exist; no column of content is granted';
+
+create policy verify_signatures on rag_signing_keys
+for select to rag_search
+using (true);
+comment on policy verify_signatures on rag_signing_keys is 'signature_holds(); nobody else reads a key';
+
+create policy find_analysts on rag_analysts
+for select to rag_search
+using (true);
+comment on policy find_analysts on rag_analysts is 'my_principal() looks up the login';
+
+create policy load_keys on rag_service_keys
+for select to rag_search
+using (true);
+comment on policy load_keys on rag_service_keys is 'load_service_keys() hands them to the service';
+
+-- Tenant belts, one for each command that is granted, so that no policy is FOR ALL. For the logins the
+-- condition is said twice: the first time the planner may use it for an index; the second, which it
+-- cannot merge with a condition of the query's own and takes for the cheapest one, comes before any of
+-- these on a row. So no row of another tenant is ever compared with what the caller asks for, and
+-- EXPLAIN ANALYZE has nothing to tell about it. What rag_principal asks for is fixed.
 do $$
 declare
     belt record;
-    same_tenant constant text :=
-        'tenant_id = (select my_tenant_id()) and tenant_id = any(array[(select my_tenant_id())])';
+    same_tenant constant text := 'tenant_id = (select my_tenant_id())';
+    same_tenant_first constant text := same_tenant || ' and tenant_id = any(array[(select my_tenant_id())])';
 begin
     for belt in
-        select *
+        select
+            granted.table_name,
+            granted.roles,
+            command,
+            case when granted.roles = 'rag_principal' then same_tenant else same_tenant_first end as condition
         from (values
-            ('rag_access_classes', array['select']),
-            ('rag_project_members', array['select']),
-            ('rag_documents', array['select', 'insert', 'update', 'delete']),
-            ('rag_chunks', array['select', 'insert', 'delete']),
-            ('rag_tombstones', array['select', 'insert', 'update']),
-            ('rag_query_logs', array['select', 'insert']),
-            ('rag_query_log_chunks', array['select', 'insert'])
-        ) as granted (table_name, commands)
+            ('rag_project_members', 'rag_principal', array['select', 'insert', 'update', 'delete']),
+            ('rag_documents', 'rag_principal', array['select']),
+            ('rag_documents', 'rag_app, rag_publisher', array['select', 'insert', 'update', 'delete']),
+            ('rag_chunks', 'rag_principal', array['select']),
+            ('rag_chunks', 'rag_app, rag_publisher', array['select', 'insert', 'delete']),
+            ('rag_tombstones', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_query_logs', 'rag_principal', array['select']),
+            ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
+            ('rag_query_log_chunks', 'rag_principal', array['select']),
+            ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
+            ('rag_assertions', 'rag_app, rag_publisher', array['insert'])
+        ) as granted (table_name, roles, commands)
         cross join lateral unnest(granted.commands) as command
     loop
         execute format(
-            'create policy %I on %I as restrictive for %s to rag_app, rag_publisher %s %s',
-            'own_tenant_' || belt.command,
+            'create policy %I on %I as restrictive for %s to %s %s %s',
+            case when belt.roles = 'rag_principal' then 'own_tenant_reading_' else 'own_tenant_' end || belt.command,
             belt.table_name,
             belt.command,
-            case when belt.command <> 'insert' then format('using (%s)', same_tenant) end,
-            case when belt.command in ('insert', 'update') then format('with check (%s)', same_tenant) end
+            belt.roles,
+            case when belt.command <> 'insert' then format('using (%s)', belt.condition) end,
+            case when belt.command in ('insert', 'update') then format('with check (%s)', belt.condition) end
         );
         execute format(
             'comment on policy %I on %I is %L',
-            'own_tenant_' || belt.command, belt.table_name, 'Never across tenants'
+            case when belt.roles = 'rag_principal' then 'own_tenant_reading_' else 'own_tenant_' end || belt.command,
+            belt.table_name,
+            'Never across tenants'
         );
     end loop;
 end
 $$;
 
--- Access classes: the caller sees its own.
-create policy read_classes on rag_access_classes
-for select to rag_app, rag_publisher
-using (access_id = any((select my_access_ids())::bigint[]));
-comment on policy read_classes on rag_access_classes is 'The classes that the principal may read';
-
--- Memberships: owner and member see them; changing them is the operator's.
+-- Memberships: owner and member see them, the owner changes them; so may operators.
 create policy read_members on rag_project_members
-for select to rag_app, rag_publisher
+for select to rag_principal
 using (owner_user_id = (select my_user_id()) or member_user_id = (select my_user_id()));
 comment on policy read_members on rag_project_members is 'Projects that the principal shares or has been given';
+
+create policy share_own_project on rag_project_members
+for insert to rag_principal
+with check (owner_user_id = (select my_user_id()));
+comment on policy share_own_project on rag_project_members is 'A project is shared by its owner';
+
+create policy change_own_sharing on rag_project_members
+for update to rag_principal
+using (owner_user_id = (select my_user_id()))
+with check (owner_user_id = (select my_user_id()));
+comment on policy change_own_sharing on rag_project_members is 'Whether a member may write is the owner''s to say';
+
+create policy unshare_own_project on rag_project_members
+for delete to rag_principal
+using (owner_user_id = (select my_user_id()));
+comment on policy unshare_own_project on rag_project_members is 'The owner ends it';
 
 create policy operate_members_select on rag_project_members
 for select to rag_operator
@@ -755,7 +1116,7 @@ comment on policy operate_members_delete on rag_project_members is 'Operators en
 
 -- Documents.
 create policy read_documents on rag_documents
-for select to rag_app, rag_publisher
+for select to rag_app, rag_publisher, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_documents on rag_documents is 'Documents of the classes that the principal may read';
 
@@ -764,16 +1125,7 @@ for insert to rag_app, rag_publisher
 with check (
     access_id = any((select my_writable_access_ids())::bigint[])
     -- What people read of scope, owner and tags must not lie.
-    and exists (
-        select 1
-        from rag_access_classes as class
-        where class.tenant_id = rag_documents.tenant_id
-            and class.access_id = rag_documents.access_id
-            and class.scope = rag_documents.scope
-            and class.user_id is not distinct from rag_documents.user_id
-            and class.project_id is not distinct from rag_documents.project_id
-            and class.tags = rag_documents.tags
-    )
+    and class_reads(access_id, scope, user_id, project_id, tags)
 );
 comment on policy add_documents on rag_documents is 'Documents of the classes that the principal may write, with the scope, owner and tags of their class';
 
@@ -790,7 +1142,7 @@ comment on policy remove_documents on rag_documents is 'Documents of the classes
 
 -- Chunks. They are replaced, never updated.
 create policy read_chunks on rag_chunks
-for select to rag_app, rag_publisher
+for select to rag_app, rag_publisher, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_chunks on rag_chunks is 'Chunks of the classes that the principal may read';
 
@@ -806,26 +1158,31 @@ comment on policy remove_chunks on rag_chunks is 'Chunks of the classes that the
 
 -- Tombstones. Nobody removes one.
 create policy read_tombstones on rag_tombstones
-for select to rag_app, rag_publisher
+for select to rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may read';
 
 create policy add_tombstones on rag_tombstones
-for insert to rag_app, rag_publisher
+for insert to rag_principal
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy add_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may write';
 
 create policy raise_tombstones on rag_tombstones
-for update to rag_app, rag_publisher
+for update to rag_principal
 using (access_id = any((select my_writable_access_ids())::bigint[]))
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy raise_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may write';
 
+create policy count_erasures on rag_erasures
+for select to rag_principal
+using (true);
+comment on policy count_erasures on rag_erasures is 'find_source() counts the erasures of a source; digests only';
+
 -- Query logs: each user's own. A principal without a user writes them and reads none.
 create policy read_logs on rag_query_logs
-for select to rag_app, rag_publisher
-using (user_id = (select my_user_id()));
-comment on policy read_logs on rag_query_logs is 'The principal''s own questions';
+for select to rag_principal
+using (user_id = (select my_user_id()) or (select i_am_analyst()));
+comment on policy read_logs on rag_query_logs is 'The principal''s own questions; an analyst''s tenant''s';
 
 create policy add_logs on rag_query_logs
 for insert to rag_app, rag_publisher
@@ -833,15 +1190,478 @@ with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_logs on rag_query_logs is 'The principal''s own questions';
 
 create policy read_log_chunks on rag_query_log_chunks
-for select to rag_app, rag_publisher
-using (user_id = (select my_user_id()));
-comment on policy read_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
+for select to rag_principal
+using (user_id = (select my_user_id()) or (select i_am_analyst()));
+comment on policy read_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions; of an analyst''s tenant''s';
 
 create policy add_log_chunks on rag_query_log_chunks
 for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
--- Retrieval. `search` is what the service and psql call; it runs as its caller, under row security.
+
+create policy add_assertions on rag_assertions
+for insert to rag_app, rag_publisher
+with check (user_id = coalesce((select my_user_id()), 0));
+comment on policy add_assertions on rag_assertions is 'For whom a service speaks, written as that principal';
+
+-- Operators, in every tenant: keys, analysts and the record of what was done; never a document.
+do $$
+declare
+    allowed record;
+begin
+    for allowed in
+        select granted.table_name, command
+        from (values
+            ('rag_analysts', array['select', 'insert', 'update', 'delete']),
+            ('rag_service_keys', array['select', 'insert', 'update']),
+            ('rag_assertions', array['select']),
+            ('rag_erasures', array['select'])
+        ) as granted (table_name, commands)
+        cross join lateral unnest(granted.commands) as command
+    loop
+        execute format(
+            'create policy %I on %I for %s to rag_operator %s %s',
+            'operate_' || allowed.command,
+            allowed.table_name,
+            allowed.command,
+            case when allowed.command <> 'insert' then 'using (true)' end,
+            case when allowed.command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on %I is %L',
+            'operate_' || allowed.command, allowed.table_name, 'Operators, in every tenant'
+        );
+    end loop;
+end
+$$;
+
+-- The functions of operators erase and explain without reading: keys of rows are all that is granted.
+do $$
+declare
+    allowed record;
+begin
+    for allowed in
+        select granted.table_name, command
+        from (values
+            ('rag_access_classes', array['select', 'delete']),
+            ('rag_project_members', array['select', 'delete']),
+            ('rag_documents', array['select', 'delete']),
+            ('rag_chunks', array['select']),
+            ('rag_tombstones', array['select', 'delete']),
+            ('rag_erasures', array['select', 'insert', 'delete']),
+            ('rag_query_logs', array['select', 'delete']),
+            ('rag_query_log_chunks', array['select', 'delete']),
+            ('rag_signing_keys', array['select', 'insert', 'delete']),
+            ('rag_analysts', array['select', 'delete']),
+            ('rag_service_keys', array['select', 'delete']),
+            ('rag_assertions', array['select', 'delete'])
+        ) as granted (table_name, commands)
+        cross join lateral unnest(granted.commands) as command
+    loop
+        execute format(
+            'create policy %I on %I for %s to rag_steward %s %s',
+            'steward_' || allowed.command,
+            allowed.table_name,
+            allowed.command,
+            case when allowed.command <> 'insert' then 'using (true)' end,
+            case when allowed.command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on %I is %L',
+            'steward_' || allowed.command, allowed.table_name,
+            'The functions of rag_operator, in every tenant; no column of content is granted'
+        );
+    end loop;
+end
+$$;
+-- What a principal reads, and the little that it changes, through functions. They belong to
+-- rag_principal, whom the same policies bind as the caller. The caller has no right of its own on text,
+-- titles, names and tags: a condition on them, cheap and "leakproof" as equality is, would be evaluated
+-- before the policies, and EXPLAIN ANALYZE would tell whether somebody else's row meets it.
+
+create function source_digest(source_type text, source_id text)
+returns bytea
+language sql
+immutable
+parallel safe
+begin atomic
+    select sha256(convert_to(array_to_json(array[source_type, source_id])::text, 'UTF8'));
+end;
+
+comment on function source_digest(text, text) is 'Stands for a source in a tombstone, which has to tell it again and nothing about it';
+
+create function erasure_digest(kind text, tenant_id text, subject text[])
+returns bytea
+language sql
+immutable
+parallel safe
+begin atomic
+    select sha256(convert_to(array_to_json(array[kind, tenant_id] || subject)::text, 'UTF8'));
+end;
+
+comment on function erasure_digest(text, text, text[]) is 'Stands for what was erased: a tenant, or its user, project (name, owner) or source (id, type)';
+
+create function my_documents()
+returns setof rag_documents
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return query
+    select document.*
+    from rag_documents as document;
+end
+$$;
+
+comment on function my_documents() is 'All documents that the principal may read';
+
+create function my_listed_documents()
+returns table (
+    tenant_id text, id uuid, scope text, user_id bigint, tags text[], source_type text, language text,
+    doc_type text, verified boolean, created_at timestamptz, updated_at timestamptz,
+    content_updated_at timestamptz, source_updated_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        document.tenant_id, document.id, document.scope, document.user_id, document.tags, document.source_type,
+        document.language, document.doc_type, document.verified, document.created_at, document.updated_at,
+        document.content_updated_at, document.source_updated_at
+    from my_principal() as me
+    join rag_access_classes as class
+        on class.tenant_id = me.tenant_id
+        and class.scope = 'user'
+        and class.tags && me.tags
+    join rag_documents as document
+        on document.tenant_id = me.tenant_id
+        and document.access_id = class.access_id
+    where me.user_scope = 'metadata';
+end
+$$;
+
+comment on function my_listed_documents() is 'For an analyst with user_scope metadata: that users'' own documents exist, without a word of them';
+
+create function my_chunks()
+returns table (
+    tenant_id text, access_id bigint, document_id uuid, chunk_index integer, chunk_text text, section text,
+    page_number integer, language text, token_count integer, token_counter text, embedding_model text,
+    created_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        chunk.tenant_id, chunk.access_id, chunk.document_id, chunk.chunk_index, chunk.chunk_text, chunk.section,
+        chunk.page_number, chunk.language, chunk.token_count, chunk.token_counter, chunk.embedding_model,
+        chunk.created_at
+    from rag_chunks as chunk;
+end
+$$;
+
+comment on function my_chunks() is 'All chunks that the principal may read, without vectors';
+
+-- Class by class, along the primary key: a foreign id and a missing one are looked for in the same
+-- places, and found in none.
+create function my_document(document_id uuid)
+returns setof rag_documents
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    return query
+    select document.*
+    from my_principal() as me
+    cross join lateral unnest(my_access_ids()) as mine (access_id)
+    join rag_documents as document
+        on document.tenant_id = me.tenant_id
+        and document.access_id = mine.access_id
+        and document.id = my_document.document_id;
+end
+$$;
+
+comment on function my_document(uuid) is 'One document that the principal may read; no row when it is missing or hidden, at the same cost';
+
+create function my_document_chunks(document_id uuid)
+returns setof rag_chunks
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    return query
+    select chunk.*
+    from my_principal() as me
+    cross join lateral unnest(my_access_ids()) as mine (access_id)
+    join rag_chunks as chunk
+        on chunk.tenant_id = me.tenant_id
+        and chunk.access_id = mine.access_id
+        and chunk.document_id = my_document_chunks.document_id
+    order by chunk.chunk_index;
+end
+$$;
+
+comment on function my_document_chunks(uuid) is 'The chunks of one document that the principal may read, in order';
+
+create function find_source(
+    access_id bigint, scope text, user_id bigint, project_id text, source_type text, source_id text
+)
+returns table (id uuid, document_access_id bigint, source_hash text, updated_at timestamptz, generation bigint)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    buried bigint;
+begin
+    select coalesce(sum(tombstone.generation), 0) into buried
+    from rag_tombstones as tombstone
+    where tombstone.tenant_id = tenant
+        and tombstone.access_id = find_source.access_id
+        and tombstone.source_digest = source_digest(find_source.source_type, find_source.source_id);
+    -- An erasure of the tenant, the owner, the project or the source counts as a deletion.
+    select buried + count(*) into buried
+    from rag_erasures as erasure
+    where erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
+        and erasure.subject_digest in (
+            erasure_digest('tenant', tenant, '{}'),
+            erasure_digest('user', tenant, array[find_source.user_id::text]),
+            erasure_digest('project', tenant, array[find_source.project_id]),
+            erasure_digest('project', tenant, array[find_source.project_id, find_source.user_id::text]),
+            erasure_digest('source', tenant, array[find_source.source_id]),
+            erasure_digest('source', tenant, array[find_source.source_id, find_source.source_type])
+        );
+    return query
+    select document.id, document.access_id, document.source_hash, document.updated_at, buried
+    from (select 1) as once
+    left join rag_documents as document
+        on document.tenant_id = tenant
+        and document.scope = find_source.scope
+        and document.user_id is not distinct from find_source.user_id
+        and document.project_id is not distinct from find_source.project_id
+        and document.source_type = find_source.source_type
+        and document.source_id = find_source.source_id
+    order by
+        (document.access_id = find_source.access_id) desc nulls last,
+        document.updated_at desc,
+        document.id;
+end
+$$;
+
+comment on function find_source(bigint, text, bigint, text, text, text) is 'What is stored of a source for this owner: its documents (more than one only while tags change), the one of the wanted class first, and how often it was deleted. One row at least, with nulls when nothing is stored';
+
+create function bury_source(access_id bigint, source_type text, source_id text, reason text)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    buried bigint;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    insert into rag_tombstones as tombstone (tenant_id, access_id, source_digest, reason)
+    values (
+        tenant,
+        bury_source.access_id,
+        source_digest(bury_source.source_type, bury_source.source_id),
+        bury_source.reason
+    )
+    on conflict (tenant_id, access_id, source_digest) do update
+    set generation = tombstone.generation + 1,
+        reason = excluded.reason,
+        updated_at = excluded.updated_at
+    returning tombstone.generation into buried;
+    return buried;
+end
+$$;
+
+comment on function bury_source(bigint, text, text, text) is 'Remembers that a source was deleted, so that an ingest that began before does not bring it back; returns how often it was';
+
+create function search_mode(embedding_model text, scope text, document_ids uuid[])
+returns text
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return (
+        select case
+            when count(*) = 0 then 'none'
+            when count(*) filter (where chunk.embedding_model = search_mode.embedding_model) = 0 then 'keyword'
+            when count(*) filter (where chunk.embedding_model = search_mode.embedding_model) < count(*) then 'partial'
+            else 'hybrid'
+        end
+        from rag_chunks as chunk
+        where chunk.tenant_id = (select my_tenant_id())
+            and chunk.access_id = any((select narrowed_access_ids(search_mode.scope))::bigint[])
+            and (search_mode.document_ids is null or chunk.document_id = any(search_mode.document_ids))
+    );
+end
+$$;
+
+comment on function search_mode(text, text, uuid[]) is 'Which arms a search could use where it found nothing; the words of the column mode of rag.search, or none when the principal sees no chunk there';
+
+create function my_queries()
+returns table (
+    tenant_id text, query_id uuid, user_id bigint, project_id text, scope text, query_length integer,
+    query_text text, mode text, embedding_model text, model_used text, result_count integer,
+    citation_count integer, context_tokens integer, confidence integer, action text,
+    retrieval_ms double precision, generation_ms double precision, latency_ms double precision,
+    asked_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.* into me from my_principal() as principal;
+    if not found then
+        return;
+    end if;
+    return query
+    select
+        log.tenant_id,
+        log.id,
+        case when me.user_scope is distinct from 'none' then log.user_id end,
+        case
+            when me.user_scope is null or '*' = any(me.projects) or log.project_id = any(me.projects)
+                then log.project_id
+        end,
+        log.scope,
+        log.query_length,
+        case when me.user_scope is null or me.user_scope = 'text' then log.query_text end,
+        log.mode, log.embedding_model, log.model_used, log.result_count,
+        log.citation_count, log.context_tokens, log.confidence, log.action,
+        log.retrieval_ms, log.generation_ms, log.latency_ms,
+        log.created_at
+    from rag_query_logs as log;
+end
+$$;
+
+comment on function my_queries() is 'The principal''s own questions; for an analyst those of the tenant: their text only with user_scope text, who asked not with none, projects as far as they are the analyst''s';
+
+create function my_query_chunks()
+returns table (
+    tenant_id text, query_id uuid, user_id bigint, rank integer, document_id uuid, chunk_index integer,
+    score double precision, cosine double precision, cited boolean
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        hit.tenant_id, hit.query_id, hit.user_id, hit.rank, hit.document_id, hit.chunk_index,
+        hit.score, hit.cosine, hit.cited
+    from rag_query_log_chunks as hit
+    join rag_documents as document
+        on document.tenant_id = hit.tenant_id
+        and document.id = hit.document_id;
+end
+$$;
+
+comment on function my_query_chunks() is 'What the questions of my_queries() got back, as far as the principal may read the documents';
+
+create function my_members()
+returns table (owner_user_id bigint, project_id text, member_user_id bigint, may_write boolean, created_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        membership.owner_user_id, membership.project_id, membership.member_user_id, membership.may_write,
+        membership.created_at
+    from rag_project_members as membership
+    order by 1, 2, 3;
+end
+$$;
+
+comment on function my_members() is 'Projects that the principal''s user shares, or has been given';
+
+create function share_project(project_id text, member_user_id bigint, may_write boolean)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.tenant_id, principal.user_id into me from my_principal() as principal;
+    if me.user_id is null then
+        raise exception 'a project belongs to a user' using errcode = 'insufficient_privilege';
+    end if;
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
+    insert into rag_project_members (tenant_id, owner_user_id, project_id, member_user_id, may_write)
+    values (me.tenant_id, me.user_id, share_project.project_id, share_project.member_user_id, share_project.may_write)
+    on conflict (tenant_id, member_user_id, owner_user_id, project_id) do update
+    set may_write = excluded.may_write;
+end
+$$;
+
+comment on function share_project(text, bigint, boolean) is 'Shares the principal''s own project with another user of the tenant, or changes whether they may write';
+
+create function unshare_project(project_id text, member_user_id bigint)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    delete from rag_project_members as membership
+    where membership.owner_user_id = my_user_id()
+        and membership.project_id = unshare_project.project_id
+        and membership.member_user_id = unshare_project.member_user_id;
+    return found;
+end
+$$;
+
+comment on function unshare_project(text, bigint) is 'Ends the sharing of the principal''s own project with a user; false when it was not shared with them';
+-- Retrieval. `search` is what the service and psql call; it runs as rag_principal, under the caller's policies.
 
 create function text_search_config(language text)
 returns regconfig
@@ -1095,6 +1915,7 @@ returns table (
 )
 language plpgsql
 stable
+security definer
 set search_path = rag, pg_temp
 set plan_cache_mode = force_custom_plan
 set enable_seqscan = off
@@ -1410,7 +2231,479 @@ end
 $$;
 
 comment on function search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean) is 'The chunks that answer a question best, among those that the principal may read, best first. Full text (BM25) and cosine, fused by reciprocal rank; then minimum cosine, near-duplicates (Jaccard of words), chunks per document, top_k, token budget. embedding and embedding_model may be left out: keywords alone. include_dropped adds the candidates that did not make it, without rank, reason saying why. mode: hybrid, partial (some chunks have vectors of another model, which are not compared) or keyword';
--- Views for people. They run with the rights of whoever queries them, under that role's policies.
+-- What operators do in every tenant: keys, erasure, and why a document is visible. The functions belong to
+-- rag_steward, which sees keys of rows and never a text; only rag_operator may call them.
+
+create function add_signing_key(out key_id text, out secret text)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    -- Three times 122 random bits.
+    drawn constant bytea := sha256(
+        uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+    );
+    padded constant bytea := drawn || decode(repeat('00', 32), 'hex');
+    inner_pad bytea := padded;
+    outer_pad bytea := padded;
+begin
+    for place in 0..63 loop
+        inner_pad := set_byte(inner_pad, place, get_byte(padded, place) # 54); -- 0x36
+        outer_pad := set_byte(outer_pad, place, get_byte(padded, place) # 92); -- 0x5c
+    end loop;
+    key_id := substr(md5(gen_random_uuid()::text), 1, 8);
+    secret := encode(drawn, 'hex');
+    insert into rag_signing_keys (key_id, inner_pad, outer_pad)
+    values (key_id, inner_pad, outer_pad);
+end
+$$;
+
+comment on function add_signing_key() is 'Makes a key with which the service signs identities, valid at once beside the others; its secret, 32 bytes in hexadecimal, is shown this once';
+
+create function list_signing_keys()
+returns table (key_id text, created_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select key.key_id, key.created_at
+    from rag_signing_keys as key
+    order by key.created_at, key.key_id;
+end
+$$;
+
+comment on function list_signing_keys() is 'The signing keys that are valid, oldest first, without their secrets';
+
+create function retire_signing_key(key_id text)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    delete from rag_signing_keys as key where key.key_id = retire_signing_key.key_id;
+    return found;
+end
+$$;
+
+comment on function retire_signing_key(text) is 'Ends a signing key: what was signed with it is worthless from the next transaction on; false when there was none';
+
+create function erasure_kind(
+    tenant_id text, user_id bigint, project_id text, source_type text, source_id text
+)
+returns text
+language plpgsql
+immutable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    if coalesce(tenant_id, '') = ''
+        or (source_type is not null and source_id is null)
+        or (source_id is not null and (user_id is not null or project_id is not null)) then
+        raise exception 'name a tenant, and at most one of: a user; a project, with its owner or without; a source'
+            using errcode = 'invalid_parameter_value';
+    end if;
+    return case
+        when source_id is not null then 'source'
+        when project_id is not null then 'project'
+        when user_id is not null then 'user'
+        else 'tenant'
+    end;
+end
+$$;
+
+comment on function erasure_kind(text, bigint, text, text, text) is 'What the arguments of forget() name: tenant, user, project or source; raises 22023 for any other combination';
+
+create function forget(
+    tenant_id text,
+    user_id bigint default null,
+    project_id text default null,
+    source_type text default null,
+    source_id text default null
+)
+returns table (table_name text, rows_removed bigint)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    kind constant text := erasure_kind(
+        forget.tenant_id, forget.user_id, forget.project_id, forget.source_type, forget.source_id
+    );
+    class_ids bigint[];
+    document_ids uuid[];
+    removed bigint;
+    total bigint := 0;
+    digest constant bytea := erasure_digest(kind, forget.tenant_id, case kind
+        when 'tenant' then '{}'
+        when 'user' then array[forget.user_id::text]
+        when 'project' then array_remove(array[forget.project_id, forget.user_id::text], null)
+        when 'source' then array_remove(array[forget.source_id, forget.source_type], null)
+    end);
+begin
+    -- Whoever writes in the tenant holds this lock shared: they are done, or wait and then find the
+    -- erasure and give up.
+    perform pg_advisory_xact_lock(tenant_lock(forget.tenant_id));
+
+    class_ids := array(
+        select class.access_id
+        from rag_access_classes as class
+        where class.tenant_id = forget.tenant_id
+            and case kind
+                when 'tenant' then true
+                when 'user' then class.user_id = forget.user_id
+                when 'project' then
+                    class.project_id = forget.project_id
+                    and (forget.user_id is null or class.user_id = forget.user_id)
+                else false
+            end
+    );
+    document_ids := array(
+        select document.id
+        from rag_documents as document
+        where document.tenant_id = forget.tenant_id
+            and case kind
+                when 'source' then
+                    document.source_id = forget.source_id
+                    and (forget.source_type is null or document.source_type = forget.source_type)
+                else document.access_id = any(class_ids)
+            end
+    );
+
+    select count(*) into removed
+    from rag_chunks as chunk
+    where chunk.tenant_id = forget.tenant_id and chunk.document_id = any(document_ids);
+    return query select 'rag_chunks', removed;
+    total := total + removed;
+
+    delete from rag_documents as document
+    where document.tenant_id = forget.tenant_id and document.id = any(document_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_documents', removed;
+    total := total + removed;
+
+    -- Of others' questions only the hits on what is erased.
+    delete from rag_query_log_chunks as hit
+    where hit.tenant_id = forget.tenant_id
+        and (
+            kind = 'tenant'
+            or (kind = 'user' and hit.user_id = forget.user_id)
+            or hit.document_id = any(document_ids)
+        );
+    get diagnostics removed = row_count;
+    return query select 'rag_query_log_chunks', removed;
+    total := total + removed;
+
+    delete from rag_query_logs as log
+    where log.tenant_id = forget.tenant_id
+        and case kind
+            when 'tenant' then true
+            when 'user' then log.user_id = forget.user_id
+            when 'project' then
+                log.project_id = forget.project_id
+                and (forget.user_id is null or log.user_id = forget.user_id or exists (
+                    select
+                    from rag_project_members as membership
+                    where membership.tenant_id = forget.tenant_id
+                        and membership.owner_user_id = forget.user_id
+                        and membership.project_id = forget.project_id
+                        and membership.member_user_id = log.user_id
+                ))
+            else false
+        end;
+    get diagnostics removed = row_count;
+    return query select 'rag_query_logs', removed;
+    total := total + removed;
+
+    delete from rag_assertions as assertion
+    where assertion.tenant_id = forget.tenant_id
+        and case kind
+            when 'tenant' then true
+            when 'user' then assertion.user_id = forget.user_id
+            when 'project' then
+                assertion.project_id = forget.project_id
+                and (forget.user_id is null or assertion.user_id = forget.user_id)
+            else false
+        end;
+    get diagnostics removed = row_count;
+    return query select 'rag_assertions', removed;
+    total := total + removed;
+
+    delete from rag_project_members as membership
+    where membership.tenant_id = forget.tenant_id
+        and case kind
+            when 'tenant' then true
+            when 'user' then forget.user_id in (membership.owner_user_id, membership.member_user_id)
+            when 'project' then
+                membership.project_id = forget.project_id
+                and (forget.user_id is null or membership.owner_user_id = forget.user_id)
+            else false
+        end;
+    get diagnostics removed = row_count;
+    return query select 'rag_project_members', removed;
+    total := total + removed;
+
+    delete from rag_tombstones as tombstone
+    where tombstone.tenant_id = forget.tenant_id and tombstone.access_id = any(class_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_tombstones', removed;
+    total := total + removed;
+
+    delete from rag_access_classes as class
+    where class.tenant_id = forget.tenant_id and class.access_id = any(class_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_access_classes', removed;
+    total := total + removed;
+
+    if kind = 'tenant' then
+        delete from rag_service_keys as key where key.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_service_keys', removed;
+        total := total + removed;
+        delete from rag_analysts as analyst where analyst.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_analysts', removed;
+        total := total + removed;
+        delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
+    end if;
+
+    insert into rag_erasures (tenant_id, kind, subject_digest, rows_removed, erased_by)
+    values (
+        case kind when 'tenant' then encode(digest, 'hex') else forget.tenant_id end,
+        kind, digest, total, session_user
+    );
+end
+$$;
+
+comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked and share; or a project, of one owner when user_id is given; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
+
+create function count_traces(
+    tenant_id text,
+    user_id bigint default null,
+    project_id text default null,
+    source_type text default null,
+    source_id text default null
+)
+returns table (table_name text, rows_left bigint)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    kind constant text := erasure_kind(
+        count_traces.tenant_id, count_traces.user_id, count_traces.project_id, count_traces.source_type,
+        count_traces.source_id
+    );
+begin
+    -- Written apart from forget(), along the readable columns and not along classes: it is its probe.
+    return query
+    select 'rag_documents', count(*)
+    from rag_documents as document
+    where document.tenant_id = count_traces.tenant_id
+        and (kind <> 'user' or document.user_id = count_traces.user_id)
+        and (
+            kind <> 'project'
+            or document.project_id = count_traces.project_id
+            and (count_traces.user_id is null or document.user_id = count_traces.user_id)
+        )
+        and (
+            kind <> 'source'
+            or document.source_id = count_traces.source_id
+            and (count_traces.source_type is null or document.source_type = count_traces.source_type)
+        )
+    union all
+    select 'rag_chunks', count(*)
+    from rag_chunks as chunk
+    left join rag_documents as document
+        on document.tenant_id = chunk.tenant_id
+        and document.access_id = chunk.access_id
+        and document.id = chunk.document_id
+    where chunk.tenant_id = count_traces.tenant_id
+        and (kind = 'tenant' or document.id is null or (
+            (kind <> 'user' or document.user_id = count_traces.user_id)
+            and (
+                kind <> 'project'
+                or document.project_id = count_traces.project_id
+                and (count_traces.user_id is null or document.user_id = count_traces.user_id)
+            )
+            and (
+                kind <> 'source'
+                or document.source_id = count_traces.source_id
+                and (count_traces.source_type is null or document.source_type = count_traces.source_type)
+            )
+        ))
+    union all
+    select 'rag_query_logs', count(*)
+    from rag_query_logs as log
+    where log.tenant_id = count_traces.tenant_id
+        and kind in ('tenant', 'user')
+        and (kind = 'tenant' or log.user_id = count_traces.user_id)
+    union all
+    select 'rag_query_log_chunks', count(*)
+    from rag_query_log_chunks as hit
+    where hit.tenant_id = count_traces.tenant_id
+        and kind in ('tenant', 'user')
+        and (kind = 'tenant' or hit.user_id = count_traces.user_id)
+    union all
+    select 'rag_assertions', count(*)
+    from rag_assertions as assertion
+    where assertion.tenant_id = count_traces.tenant_id
+        and kind in ('tenant', 'user')
+        and (kind = 'tenant' or assertion.user_id = count_traces.user_id)
+    union all
+    select 'rag_project_members', count(*)
+    from rag_project_members as membership
+    where membership.tenant_id = count_traces.tenant_id
+        and kind <> 'source'
+        and (kind <> 'user' or count_traces.user_id in (membership.owner_user_id, membership.member_user_id))
+        and (
+            kind <> 'project'
+            or membership.project_id = count_traces.project_id
+            and (count_traces.user_id is null or membership.owner_user_id = count_traces.user_id)
+        )
+    union all
+    select 'rag_access_classes', count(*)
+    from rag_access_classes as class
+    where class.tenant_id = count_traces.tenant_id
+        and kind <> 'source'
+        and (kind <> 'user' or class.user_id = count_traces.user_id)
+        and (
+            kind <> 'project'
+            or class.project_id = count_traces.project_id
+            and (count_traces.user_id is null or class.user_id = count_traces.user_id)
+        )
+    union all
+    select 'rag_tombstones', count(*)
+    from rag_tombstones as tombstone
+    where tombstone.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_service_keys', count(*)
+    from rag_service_keys as key
+    where key.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_analysts', count(*)
+    from rag_analysts as analyst
+    where analyst.tenant_id = count_traces.tenant_id and kind = 'tenant';
+end
+$$;
+
+comment on function count_traces(text, bigint, text, text, text) is 'How many rows each table still has of what the arguments name, as in forget(), after which all are 0';
+
+create function expire_logs(older_than interval, tenant_id text default null)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    removed bigint;
+    total bigint;
+begin
+    if expire_logs.older_than is null or expire_logs.older_than < interval '0' then
+        raise exception 'older_than is an age' using errcode = 'invalid_parameter_value';
+    end if;
+    delete from rag_query_logs as log
+    where (expire_logs.tenant_id is null or log.tenant_id = expire_logs.tenant_id)
+        and log.created_at < now() - expire_logs.older_than;
+    get diagnostics total = row_count;
+    delete from rag_assertions as assertion
+    where (expire_logs.tenant_id is null or assertion.tenant_id = expire_logs.tenant_id)
+        and assertion.created_at < now() - expire_logs.older_than;
+    get diagnostics removed = row_count;
+    return total + removed;
+end
+$$;
+
+comment on function expire_logs(interval, text) is 'Removes questions, what they got back, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+
+create function explain_access(
+    document_id uuid,
+    tenant_id text,
+    user_id bigint default null,
+    project_id text default null,
+    tags text[] default '{}'
+)
+returns table (
+    access_id bigint, scope text, owner_user_id bigint, owner_project_id text, class_tags text[],
+    clause text, holds boolean, visible boolean
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    held constant text[] := case when coalesce(explain_access.tags, '{}') = '{}' then array['public'] else explain_access.tags end;
+begin
+    return query
+    with judged as (
+        select
+            class.*,
+            class.tenant_id = explain_access.tenant_id as same_tenant,
+            class.tags && held as overlapping,
+            class.scope = 'public' as is_public,
+            class.scope = 'user' and (class.user_id = explain_access.user_id) is true as is_own,
+            class.scope = 'project' and (class.user_id = explain_access.user_id) is true as is_own_project,
+            class.scope = 'project' and exists (
+                select
+                from rag_project_members as membership
+                where membership.tenant_id = explain_access.tenant_id
+                    and membership.owner_user_id = class.user_id
+                    and membership.project_id = class.project_id
+                    and membership.member_user_id = explain_access.user_id
+            ) as is_shared,
+            (explain_access.project_id in ('*', class.project_id)) is true as is_chosen
+        from rag_documents as document
+        join rag_access_classes as class
+            on class.tenant_id = document.tenant_id
+            and class.access_id = document.access_id
+        where document.id = explain_access.document_id
+    )
+
+    select
+        judged.access_id,
+        judged.scope,
+        judged.user_id,
+        judged.project_id,
+        judged.tags,
+        verdict.clause,
+        verdict.holds,
+        judged.same_tenant and judged.overlapping and (
+            judged.is_public or judged.is_own or (judged.is_chosen and (judged.is_own_project or judged.is_shared))
+        )
+    from judged
+    cross join lateral (
+        values
+            (1, 'the document is of the principal''s tenant', judged.same_tenant),
+            (2, 'a tag of the class is the principal''s', judged.overlapping),
+            (3, 'the class is public', judged.is_public),
+            (4, 'the class is the principal''s own', judged.is_own),
+            (5, 'the project is the principal''s own', judged.is_own_project),
+            (6, 'the project is shared with the principal', judged.is_shared),
+            (7, 'the principal names the project, or *', judged.is_chosen)
+    ) as verdict (place, clause, holds)
+    order by judged.access_id, verdict.place;
+end
+$$;
+
+comment on function explain_access(uuid, text, bigint, text, text[]) is 'Why a principal of the service sees a document or does not: its class, and each clause of the rule. Visible: the first two and one of public, own, or a project of theirs or shared with them that they name. No row for a document that is not there';
+-- Views for people. They read through the functions of 35_reading.sql, so whoever queries them sees what
+-- their principal may, and a condition of theirs is evaluated on nothing else.
 
 create view v_documents
 with (security_invoker = true, security_barrier = true)
@@ -1436,9 +2729,32 @@ select
     document.updated_at,
     document.content_updated_at,
     document.source_updated_at
-from rag_documents as document;
+from my_documents() as document
+union all
+select
+    listed.tenant_id,
+    listed.id,
+    listed.scope,
+    listed.user_id,
+    cast(null as text),
+    listed.tags,
+    listed.source_type,
+    cast(null as text),
+    cast(null as text),
+    cast(null as text),
+    listed.language,
+    cast(null as text),
+    listed.doc_type,
+    listed.verified,
+    cast(null as jsonb),
+    cast(null as integer),
+    listed.created_at,
+    listed.updated_at,
+    listed.content_updated_at,
+    listed.source_updated_at
+from my_listed_documents() as listed;
 
-comment on view v_documents is 'One row for each document that the reader may see, without its text';
+comment on view v_documents is 'One row for each document that the reader may see, without its text; for an analyst with user_scope metadata also for users'' own documents, without anything that they say';
 
 create view v_chunks
 with (security_invoker = true, security_barrier = true)
@@ -1461,13 +2777,95 @@ select
     chunk.token_counter,
     chunk.embedding_model,
     chunk.created_at
-from rag_chunks as chunk
-join rag_documents as document
+from my_chunks() as chunk
+join my_documents() as document
     on document.tenant_id = chunk.tenant_id
     and document.access_id = chunk.access_id
     and document.id = chunk.document_id;
 
 comment on view v_chunks is 'One row for each chunk that the reader may see, with the scope, owner and tags of its document';
+
+create view v_query_latency
+with (security_invoker = true, security_barrier = true)
+as
+select
+    query.tenant_id,
+    date_trunc('hour', query.asked_at) as hour,
+    query.mode,
+    query.model_used,
+    count(*) as queries,
+    percentile_cont(0.5) within group (order by query.retrieval_ms) as retrieval_p50_ms,
+    percentile_cont(0.95) within group (order by query.retrieval_ms) as retrieval_p95_ms,
+    percentile_cont(0.5) within group (order by query.generation_ms) as generation_p50_ms,
+    percentile_cont(0.95) within group (order by query.generation_ms) as generation_p95_ms,
+    percentile_cont(0.5) within group (order by query.latency_ms) as latency_p50_ms,
+    percentile_cont(0.95) within group (order by query.latency_ms) as latency_p95_ms,
+    max(query.latency_ms) as latency_max_ms
+from my_queries() as query
+group by query.tenant_id, date_trunc('hour', query.asked_at), query.mode, query.model_used;
+
+comment on view v_query_latency is 'One row for each hour, mode of search and model, of the questions that the reader may see; times in milliseconds';
+
+create view v_empty_results
+with (security_invoker = true, security_barrier = true)
+as
+select
+    query.tenant_id,
+    query.query_id,
+    query.asked_at,
+    query.user_id,
+    query.project_id,
+    query.scope,
+    query.mode,
+    query.query_length,
+    query.query_text,
+    query.latency_ms
+from my_queries() as query
+where query.result_count = 0;
+
+comment on view v_empty_results is 'One row for each question that found nothing; mode none means that its principal could read nothing at all';
+
+create view v_stale_documents
+with (security_invoker = true, security_barrier = true)
+as
+select
+    document.tenant_id,
+    document.document_id,
+    document.title,
+    document.source_type,
+    document.source_id,
+    document.source_updated_at,
+    document.content_updated_at,
+    extract(epoch from now() - document.content_updated_at) / 86400 as content_age_days,
+    coalesce(document.source_updated_at > document.updated_at, false) as source_is_newer
+from v_documents as document
+where document.source_updated_at > document.updated_at
+    or document.content_updated_at < now() - interval '180 days';
+
+comment on view v_stale_documents is 'One row for each document whose source changed after it was last ingested, or whose text is older than 180 days';
+
+create view v_source_usage
+with (security_invoker = true, security_barrier = true)
+as
+select
+    document.tenant_id,
+    document.document_id,
+    document.title,
+    document.source_type,
+    document.source_id,
+    count(hit.query_id) as times_retrieved,
+    count(hit.query_id) filter (where hit.cited) as times_cited,
+    avg(hit.rank) as mean_rank,
+    max(query.asked_at) as last_retrieved_at
+from v_documents as document
+left join my_query_chunks() as hit
+    on hit.tenant_id = document.tenant_id
+    and hit.document_id = document.document_id
+left join my_queries() as query on query.query_id = hit.query_id
+group by
+    document.tenant_id, document.document_id, document.title, document.source_type, document.source_id;
+
+comment on view v_source_usage is 'One row for each document that the reader may see, with how often questions that the reader may see got it back and cited it';
 -- Who may do what. Everything not granted here is refused; docs/access.md has it as a table.
 
 -- The owner of the functions on the query path.
@@ -1475,54 +2873,136 @@ grant select on rag_access_classes to rag_search;
 grant insert (tenant_id, scope, user_id, project_id, tags, tags_digest) on rag_access_classes to rag_search;
 grant select on rag_project_members to rag_search;
 grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language) on rag_chunks to rag_search;
+grant select (
+    tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
+    content_updated_at, source_updated_at
+) on rag_documents to rag_search;
+grant select on rag_signing_keys to rag_search;
+grant select on rag_analysts to rag_search;
+grant select on rag_service_keys to rag_search;
 
--- The service.
-grant select on rag_access_classes to rag_app, rag_publisher;
-grant select on rag_project_members to rag_app, rag_publisher;
+-- The owner of the functions that read for the principal.
+grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks to rag_principal;
+grant select, insert on rag_tombstones to rag_principal;
+grant update (generation, reason, updated_at) on rag_tombstones to rag_principal;
+grant select (tenant_id, subject_digest) on rag_erasures to rag_principal;
+grant select, insert, delete on rag_project_members to rag_principal;
+grant update (may_write) on rag_project_members to rag_principal;
 
-grant select, delete on rag_documents to rag_app, rag_publisher;
-grant insert on rag_documents to rag_app, rag_publisher;
+-- The owner of the operators' functions: keys of rows, never a text.
+grant select (tenant_id, access_id, scope, user_id, project_id, tags), delete on rag_access_classes to rag_steward;
+grant select (tenant_id, owner_user_id, project_id, member_user_id), delete on rag_project_members to rag_steward;
+grant select (tenant_id, access_id, id, user_id, project_id, source_type, source_id), delete on rag_documents
+to rag_steward;
+grant select (tenant_id, access_id, document_id) on rag_chunks to rag_steward;
+grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
+grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
+grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
+grant select (tenant_id, user_id, document_id), delete on rag_query_log_chunks to rag_steward;
+grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_steward;
+grant select (tenant_id), delete on rag_analysts to rag_steward;
+grant select (tenant_id), delete on rag_service_keys to rag_steward;
+grant select (tenant_id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
+
+-- The service. Of what it may delete and count it reads the keys; all else through functions.
+grant select (tenant_id, access_id, id), insert, delete on rag_documents to rag_app, rag_publisher;
 grant update (
     source_uri, source_hash, source_updated_at, language, title, body, domain, doc_type,
     provenance_id, task_id, verified, metadata, updated_at, content_updated_at
 ) on rag_documents to rag_app, rag_publisher;
-
-grant select, insert, delete on rag_chunks to rag_app, rag_publisher;
-
-grant select, insert on rag_tombstones to rag_app, rag_publisher;
-grant update (generation, reason, updated_at) on rag_tombstones to rag_app, rag_publisher;
-
-grant select, insert on rag_query_logs to rag_app, rag_publisher;
-grant select, insert on rag_query_log_chunks to rag_app, rag_publisher;
-
-grant select on v_documents, v_chunks to rag_app, rag_publisher;
+grant select (tenant_id, access_id, id, document_id, chunk_index), insert, delete on rag_chunks
+to rag_app, rag_publisher;
+grant insert on rag_query_logs, rag_query_log_chunks, rag_assertions to rag_app, rag_publisher;
 
 -- People who operate it.
 grant select, insert, delete on rag_project_members to rag_operator;
 grant update (may_write) on rag_project_members to rag_operator;
+grant select, insert, delete on rag_analysts to rag_operator;
+grant update (tags, projects, user_scope) on rag_analysts to rag_operator;
+grant select, insert on rag_service_keys to rag_operator;
+grant update (revoked_at) on rag_service_keys to rag_operator;
+grant select on rag_assertions, rag_erasures to rag_operator;
 
--- Functions. Definer functions belong to rag_search, which may create nothing once they are there.
-grant execute on function begin_as(text, bigint, text, text[]) to rag_app, rag_publisher;
-grant execute on function my_principal() to rag_app, rag_publisher, rag_search;
-grant execute on function my_tenant_id() to rag_app, rag_publisher, rag_search;
-grant execute on function my_user_id() to rag_app, rag_publisher, rag_search;
-grant execute on function my_access_ids() to rag_app, rag_publisher;
-grant execute on function my_writable_access_ids() to rag_app, rag_publisher;
-grant execute on function narrowed_access_ids(text) to rag_app, rag_publisher;
-grant execute on function access_class(text, bigint, text, text[]) to rag_app, rag_publisher;
-grant execute on function whoami() to rag_app, rag_publisher;
-grant execute on function text_search_config(text) to rag_app, rag_publisher, rag_search;
-grant execute on function lexeme_total(tsvector) to rag_app, rag_publisher;
-grant execute on function lexeme_query(text) to rag_search;
-grant execute on function keyword_candidates(text, text, uuid[], integer) to rag_app, rag_publisher;
-grant execute on function search(
-    text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean
-) to rag_app, rag_publisher;
+-- Views, for the service and for analysts.
+grant select on v_documents, v_chunks, v_query_latency, v_empty_results, v_stale_documents, v_source_usage
+to rag_app, rag_publisher, rag_analyst;
 
-grant create on schema rag to rag_search;
-alter function my_access_ids() owner to rag_search;
-alter function my_writable_access_ids() owner to rag_search;
-alter function narrowed_access_ids(text) owner to rag_search;
-alter function access_class(text, bigint, text, text[]) owner to rag_search;
-alter function keyword_candidates(text, text, uuid[], integer) owner to rag_search;
-revoke create on schema rag from rag_search;
+-- Functions, by who may call them. Definer functions go to their owners, which may create nothing
+-- once they are there.
+grant create on schema rag to rag_search, rag_principal, rag_steward;
+do $$
+declare
+    allowed record;
+    service constant text[] := array['rag_app', 'rag_publisher'];
+    people constant text[] := service || array['rag_analyst'];
+begin
+    for allowed in
+        select *
+        from (values
+            -- identity
+            ('begin_as(text, bigint, text, text[], text)', service, null),
+            ('signature_holds(text[], text)', array['rag_search'], null),
+            ('my_principal()', people || array['rag_principal', 'rag_search'], 'rag_search'),
+            ('my_tenant_id()', people || array['rag_principal', 'rag_search'], null),
+            ('my_user_id()', people || array['rag_principal'], null),
+            ('i_am_analyst()', array['rag_principal'], null),
+            ('my_access_ids()', people || array['rag_principal'], 'rag_search'),
+            ('my_writable_access_ids()', service || array['rag_principal'], 'rag_search'),
+            ('narrowed_access_ids(text)', array['rag_principal'], 'rag_search'),
+            ('access_class(text, bigint, text, text[])', service, 'rag_search'),
+            ('class_reads(bigint, text, bigint, text, text[])', service, 'rag_search'),
+            ('my_classes()', people, 'rag_search'),
+            ('whoami()', people, null),
+            ('load_service_keys(text)', service, 'rag_search'),
+            ('tenant_lock(text)', array['rag_search', 'rag_principal', 'rag_steward'], null),
+            -- reading
+            ('source_digest(text, text)', array['rag_principal'], null),
+            ('erasure_digest(text, text, text[])', array['rag_principal', 'rag_steward'], null),
+            ('my_documents()', people, 'rag_principal'),
+            ('my_listed_documents()', people, 'rag_search'),
+            ('my_chunks()', people, 'rag_principal'),
+            ('my_document(uuid)', people, 'rag_principal'),
+            ('my_document_chunks(uuid)', service, 'rag_principal'),
+            ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
+            ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
+            ('search_mode(text, text, uuid[])', people, 'rag_principal'),
+            ('my_queries()', people, 'rag_principal'),
+            ('my_query_chunks()', people, 'rag_principal'),
+            ('my_members()', service, 'rag_principal'),
+            ('share_project(text, bigint, boolean)', service, 'rag_principal'),
+            ('unshare_project(text, bigint)', service, 'rag_principal'),
+            -- retrieval
+            ('text_search_config(text)', people || array['rag_search'], null),
+            ('lexeme_total(tsvector)', service, null),
+            ('lexeme_query(text)', array['rag_search'], null),
+            ('keyword_candidates(text, text, uuid[], integer)', array['rag_principal'], 'rag_search'),
+            (
+                'search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, '
+                || 'double precision, integer, boolean)',
+                people, 'rag_principal'
+            ),
+            -- operating
+            ('add_signing_key()', array['rag_operator'], 'rag_steward'),
+            ('list_signing_keys()', array['rag_operator'], 'rag_steward'),
+            ('retire_signing_key(text)', array['rag_operator'], 'rag_steward'),
+            ('erasure_kind(text, bigint, text, text, text)', array['rag_steward'], null),
+            ('forget(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
+            ('count_traces(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
+            ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
+            ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward')
+        ) as listed (signature, callers, owner)
+    loop
+        execute format(
+            'grant execute on function %s to %s',
+            cast(allowed.signature as regprocedure),
+            array_to_string(allowed.callers, ', ')
+        );
+        if allowed.owner is not null then
+            execute format(
+                'alter function %s owner to %I', cast(allowed.signature as regprocedure), allowed.owner
+            );
+        end if;
+    end loop;
+end
+$$;
+revoke create on schema rag from rag_search, rag_principal, rag_steward;

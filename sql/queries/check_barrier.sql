@@ -8,7 +8,9 @@ select
         from pg_roles as powerful
         where pg_has_role(login.oid, powerful.oid, 'member')
             and powerful.oid <> login.oid
-            and (powerful.rolsuper or powerful.rolbypassrls or powerful.rolname in ('rag_owner', 'rag_search'))
+            and (powerful.rolsuper or powerful.rolbypassrls or powerful.rolname in (
+                'rag_owner', 'rag_search', 'rag_principal', 'rag_steward'
+            ))
     ) as may_become_powerful,
     (
         select coalesce(array_agg(relation.relname order by relation.relname), '{}')
@@ -33,10 +35,11 @@ select
     (select extension.extversion from pg_extension as extension where extension.extname = 'vector') as pgvector_version,
     (
         select coalesce(array_agg(setting.name order by setting.name), '{}')
-        from (values ('app.tenant_id'), ('app.user_id'), ('app.project_id'), ('app.tags')) as setting (name)
+        from (values ('app.tenant_id'), ('app.user_id'), ('app.project_id'), ('app.tags'), ('app.signature')) as setting (name)
         where coalesce(current_setting(setting.name, true), '') <> ''
     ) as default_identity,
     current_setting('row_security') as row_security,
+    cast(extract(epoch from clock_timestamp()) as double precision) as seconds,
     pg_backend_pid() as backend_pid
 from pg_roles as login
 where login.rolname = session_user

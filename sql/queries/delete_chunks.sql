@@ -17,15 +17,13 @@ present as materialized (
         chunk.embedding_model = %(embedding_model)s
             and chunk.language is not distinct from %(language)s
             and wanted.chunk_key is not null as stays
-    from rag.rag_chunks as chunk
+    from rag.my_document_chunks(%(document_id)s) as chunk
     left join wanted
         on wanted.chunk_index = chunk.chunk_index
         and wanted.chunk_key = concat_ws(
             ':', chunk.chunk_hash, chunk.start_offset, chunk.end_offset, chunk.page_number, chunk.token_counter
         )
-    where chunk.tenant_id = %(tenant_id)s
-        and chunk.access_id = %(access_id)s
-        and chunk.document_id = %(document_id)s
+    where chunk.access_id = %(access_id)s
 ),
 
 removed as (

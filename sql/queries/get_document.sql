@@ -1,5 +1,5 @@
 -- One document that the principal may see, with how many chunks it has.
--- tenant_id: text; id: uuid
+-- id: uuid
 select
     document.id,
     document.access_id,
@@ -28,6 +28,4 @@ select
             and chunk.access_id = document.access_id
             and chunk.document_id = document.id
     ) as chunk_count
-from rag.rag_documents as document
-where document.tenant_id = %(tenant_id)s
-    and document.id = %(id)s
+from rag.my_document(%(id)s) as document

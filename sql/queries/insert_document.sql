@@ -33,7 +33,7 @@ select
     %(metadata)s,
     coalesce(%(created_at)s, now()),
     coalesce(%(content_updated_at)s, now())
-from rag.rag_access_classes as class
+from rag.my_classes() as class
 where class.tenant_id = %(tenant_id)s
     and class.access_id = %(access_id)s
 returning id

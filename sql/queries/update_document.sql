@@ -1,12 +1,11 @@
--- Replaces what a document says; its class, id and source stay. content_updated_at moves only with the body.
--- Parameters as in insert_document
+-- Replaces what a document says; its class, id and source stay. Parameters as in insert_document.
 update rag.rag_documents
 set source_uri = %(source_uri)s,
     source_hash = %(source_hash)s,
     source_updated_at = %(source_updated_at)s,
     language = %(language)s,
     title = %(title)s,
-    content_updated_at = case when body = %(body)s then content_updated_at else clock_timestamp() end,
+    content_updated_at = coalesce(%(content_updated_at)s, clock_timestamp()),
     body = %(body)s,
     domain = %(domain)s,
     doc_type = %(doc_type)s,

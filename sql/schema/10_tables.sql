@@ -104,11 +104,6 @@ create table rag_documents (
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
 
--- Documents are looked up by their id alone: the caller knows no access_id.
--- With the class in the index, a hidden document is told apart without a visit to the table, so that it
--- takes as long as a missing one.
-create index rag_documents_id on rag_documents (tenant_id, id, access_id);
-
 comment on table rag_documents is 'One row for each ingested source in each access class';
 comment on column rag_documents.tenant_id is 'The tenant';
 comment on column rag_documents.id is 'Random UUIDv4 made by the server, kept when the content or the tags change';
@@ -201,31 +196,51 @@ comment on column rag_chunks.created_at is 'When this version of the chunk was w
 create table rag_tombstones (
     tenant_id text not null,
     access_id bigint not null,
-    source_type text not null,
-    source_id text not null,
+    source_digest bytea not null,
     generation bigint not null default 1,
     reason text not null,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
-    constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_type, source_id),
+    constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_digest),
     constraint rag_tombstones_class foreign key (tenant_id, access_id)
-        references rag_access_classes (tenant_id, access_id) on delete restrict,
-    constraint rag_tombstones_source_lengths check (
-        length(source_type) between 1 and 64 and octet_length(source_id) between 1 and 512
-    ),
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_tombstones_digest check (octet_length(source_digest) = 32),
     -- Far from the end of bigint, where the next deletion would fail.
     constraint rag_tombstones_generation check (generation between 1 and 1000000000)
 );
 
-comment on table rag_tombstones is 'Sources that were deleted: an ingest that began before the deletion finds a newer generation here and gives up';
+comment on table rag_tombstones is 'Sources that were deleted, without their names: an ingest that began before the deletion finds a newer generation here and gives up';
 comment on column rag_tombstones.tenant_id is 'The tenant';
 comment on column rag_tombstones.access_id is 'The access class of the deleted document';
-comment on column rag_tombstones.source_type is 'The deleted document''s source_type';
-comment on column rag_tombstones.source_id is 'The deleted document''s source_id';
+comment on column rag_tombstones.source_digest is 'source_digest() of the deleted document''s source_type and source_id';
 comment on column rag_tombstones.generation is 'Number of deletions so far; only grows';
-comment on column rag_tombstones.reason is 'Why it was deleted';
+comment on column rag_tombstones.reason is 'Why it was deleted, a word of the service''s';
 comment on column rag_tombstones.created_at is 'When it was first deleted';
 comment on column rag_tombstones.updated_at is 'When it was last deleted';
+
+create table rag_erasures (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    kind text not null,
+    subject_digest bytea not null,
+    rows_removed bigint not null,
+    erased_at timestamptz not null default now(),
+    erased_by text not null,
+    constraint rag_erasures_pkey primary key (tenant_id, id),
+    constraint rag_erasures_kind check (kind in ('tenant', 'user', 'project', 'source')),
+    constraint rag_erasures_digest check (octet_length(subject_digest) = 32)
+);
+
+create index rag_erasures_subject on rag_erasures (tenant_id, subject_digest);
+
+comment on table rag_erasures is 'What rag.forget() erased, without saying of whom: proof that it was done, and a stop for an ingest that began before';
+comment on column rag_erasures.tenant_id is 'The tenant; the digest of its name once the tenant itself is erased';
+comment on column rag_erasures.id is 'Random identifier';
+comment on column rag_erasures.kind is 'Whether a tenant, a user, a project or a source was erased';
+comment on column rag_erasures.subject_digest is 'erasure_digest() of what was erased';
+comment on column rag_erasures.rows_removed is 'Rows of all tables that were removed';
+comment on column rag_erasures.erased_at is 'When';
+comment on column rag_erasures.erased_by is 'The login that asked for it';
 
 create table rag_query_logs (
     tenant_id text not null,
@@ -302,6 +317,114 @@ comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
 comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
 comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
 
+create table rag_signing_keys (
+    key_id text not null,
+    inner_pad bytea not null,
+    outer_pad bytea not null,
+    created_at timestamptz not null default now(),
+    constraint rag_signing_keys_pkey primary key (key_id),
+    constraint rag_signing_keys_id check (key_id ~ '^[a-z0-9]{1,32}$'),
+    constraint rag_signing_keys_pads check (octet_length(inner_pad) = 64 and octet_length(outer_pad) = 64)
+);
+
+comment on table rag_signing_keys is 'Keys of the service''s signatures; all of them are valid, so that a new one can be handed out before the old one goes. The only table without a tenant: it says nothing of any';
+comment on column rag_signing_keys.key_id is 'Name of the key, the first part of a signature';
+comment on column rag_signing_keys.inner_pad is 'The secret, padded and combined with 0x36 (RFC 2104), so that a signature costs two digests and no loop';
+comment on column rag_signing_keys.outer_pad is 'The secret, padded and combined with 0x5c (RFC 2104)';
+comment on column rag_signing_keys.created_at is 'When it was made';
+
+create table rag_analysts (
+    tenant_id text not null,
+    role_name text not null,
+    tags text[] not null default '{public}',
+    projects text[] not null default '{}',
+    user_scope text not null default 'metadata',
+    created_at timestamptz not null default now(),
+    constraint rag_analysts_pkey primary key (tenant_id, role_name),
+    constraint rag_analysts_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_analysts_role check (length(role_name) between 1 and 63 and role_name !~ '^(rag|pg)_'),
+    constraint rag_analysts_lists check (
+        cardinality(tags) between 1 and 256
+        and array_position(tags, null) is null
+        and array_position(projects, null) is null
+    ),
+    constraint rag_analysts_user_scope check (user_scope in ('none', 'metadata', 'text'))
+);
+
+comment on table rag_analysts is 'People who query the views with their own login, and how far they see; a login in two tenants sees nothing';
+comment on column rag_analysts.tenant_id is 'The tenant whose rows they see';
+comment on column rag_analysts.role_name is 'The login role, a member of rag_analyst';
+comment on column rag_analysts.tags is 'Rows with one of these tags';
+comment on column rag_analysts.projects is 'Projects whose rows they see, of any owner; * for all';
+comment on column rag_analysts.user_scope is 'Rows of scope user: none; metadata, that they exist, without title and text; text, all of them';
+comment on column rag_analysts.created_at is 'When they were let in';
+
+create table rag_service_keys (
+    tenant_id text not null,
+    key_id text not null,
+    name text not null,
+    secret_sha256 bytea not null,
+    actions text[] not null,
+    scopes text[] not null,
+    tags text[],
+    act_as boolean not null default false,
+    user_ids bigint[],
+    project_ids text[],
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    revoked_at timestamptz,
+    constraint rag_service_keys_pkey primary key (tenant_id, key_id),
+    constraint rag_service_keys_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_service_keys_id check (key_id ~ '^[0-9a-f]{16}$'),
+    constraint rag_service_keys_name check (length(name) between 1 and 128),
+    constraint rag_service_keys_secret check (octet_length(secret_sha256) = 32),
+    constraint rag_service_keys_actions check (
+        cardinality(actions) > 0 and actions <@ array['query', 'ingest', 'delete']
+    ),
+    constraint rag_service_keys_scopes check (scopes <@ array['public', 'user', 'project']),
+    constraint rag_service_keys_act_as check (act_as or (user_ids is null and project_ids is null))
+);
+
+comment on table rag_service_keys is 'Keys of trusted services, as digests, and what each may do; read by the service through load_service_keys() alone';
+comment on column rag_service_keys.tenant_id is 'The one tenant that the service speaks for';
+comment on column rag_service_keys.key_id is 'Public part of the key, random';
+comment on column rag_service_keys.name is 'What the operator calls it';
+comment on column rag_service_keys.secret_sha256 is 'SHA-256 of the secret part, which has too many bits to be guessed';
+comment on column rag_service_keys.actions is 'Of query, ingest, delete';
+comment on column rag_service_keys.scopes is 'Scopes that it may write: of public, user, project';
+comment on column rag_service_keys.tags is 'Tags that it may assert and write; null for any';
+comment on column rag_service_keys.act_as is 'Whether it may name a user and a project; without, it sees and writes what is public';
+comment on column rag_service_keys.user_ids is 'Users that it may name; null for any';
+comment on column rag_service_keys.project_ids is 'Projects that it may name; null for any';
+comment on column rag_service_keys.created_at is 'When it was made';
+comment on column rag_service_keys.expires_at is 'When it ends by itself';
+comment on column rag_service_keys.revoked_at is 'When it was revoked; null while it is valid';
+
+create table rag_assertions (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    key_id text not null,
+    user_id bigint not null,
+    project_id text,
+    tags text[] not null,
+    action text not null,
+    created_at timestamptz not null default now(),
+    constraint rag_assertions_pkey primary key (tenant_id, id),
+    constraint rag_assertions_action check (action in ('query', 'ingest', 'delete'))
+);
+
+create index rag_assertions_time on rag_assertions (tenant_id, created_at);
+
+comment on table rag_assertions is 'For whom trusted services spoke, one row for each request';
+comment on column rag_assertions.tenant_id is 'The tenant';
+comment on column rag_assertions.id is 'Random identifier';
+comment on column rag_assertions.key_id is 'The service key';
+comment on column rag_assertions.user_id is 'The user that it named; 0 for none';
+comment on column rag_assertions.project_id is 'The project that it named';
+comment on column rag_assertions.tags is 'The tags that it asserted';
+comment on column rag_assertions.action is 'query, ingest or delete';
+comment on column rag_assertions.created_at is 'When';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -311,14 +434,21 @@ begin
     for silent in
         select *
         from (values
-            ('rag_access_classes', array['tags_digest']),
+            ('rag_access_classes', array['tenant_id', 'project_id', 'tags', 'tags_digest']),
+            ('rag_project_members', array['tenant_id', 'project_id']),
             ('rag_documents', array[
-                'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
+                'tenant_id', 'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
                 'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
             ]),
-            ('rag_chunks', array['chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
-            ('rag_tombstones', array['source_id', 'reason']),
-            ('rag_query_logs', array['project_id', 'query_hash', 'query_text'])
+            ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
+            ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
+            ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),
+            ('rag_query_log_chunks', array['tenant_id']),
+            ('rag_signing_keys', array['key_id', 'inner_pad', 'outer_pad']),
+            ('rag_analysts', array['tenant_id', 'role_name', 'tags', 'projects']),
+            ('rag_service_keys', array['tenant_id', 'name', 'secret_sha256', 'tags', 'user_ids', 'project_ids']),
+            ('rag_assertions', array['tenant_id', 'project_id', 'tags'])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop

@@ -1,7 +1,102 @@
 -- Who is asking, and which access classes are theirs. `my_principal` is the only place where the
 -- session variables are read, `begin_as` the only place where they are set.
 
-create function begin_as(tenant_id text, user_id bigint, project_id text, tags text[])
+-- HMAC-SHA-256 with what the server itself has; keys hold both padded forms of their secret.
+create function signature_holds(parts text[], signature text)
+returns boolean
+language plpgsql
+stable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+declare
+    -- Key, expiry, code. Longer texts are not even looked at.
+    piece constant text[] := case
+        when length(signature_holds.signature) <= 128
+            then regexp_match(signature_holds.signature, '^([a-z0-9]{1,32})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})$')
+    end;
+    -- The time at which the transaction began: what began in time may end.
+    seconds_left constant numeric := cast(piece[2] as numeric) - extract(epoch from now());
+    message bytea;
+    code text;
+begin
+    -- The service signs for a minute, `rag db psql` for half a day; nothing is signed for longer.
+    if piece is null or seconds_left not between 0 and 43200 then
+        return false;
+    end if;
+    -- The expiry comes before whatever may vary in number.
+    message := convert_to(
+        array_to_json(parts[1:4] || piece[2] || parts[5:])::text,
+        'UTF8'
+    );
+    select encode(sha256(key.outer_pad || sha256(key.inner_pad || message)), 'hex') into code
+    from rag_signing_keys as key
+    where key.key_id = piece[1];
+    return coalesce(code = piece[3], false);
+end
+$$;
+
+comment on function signature_holds(text[], text) is 'Whether a signature, key.expiry.code, is one of the service over these values: the code is HMAC-SHA-256 of the JSON array of the first four, the expiry and the others. Expiry in seconds since 1970, compared with the start of the transaction';
+
+create function my_principal(
+    out tenant_id text, out user_id bigint, out project_id text, out tags text[],
+    out projects text[], out user_scope text
+)
+returns setof record
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+declare
+    tenant constant text := current_setting('app.tenant_id', true);
+    users constant text := current_setting('app.user_id', true);
+    project constant text := coalesce(current_setting('app.project_id', true), '');
+    tag_list constant text := current_setting('app.tags', true);
+begin
+    if session_user in ('rag_app', 'rag_publisher') then
+        -- Malformed is nobody, without an error. The list of tags is checked by a pattern and not by
+        -- `is json`, which runs out of stack on deep nesting and lets through escapes that jsonb
+        -- refuses with an error.
+        if (
+            length(tenant) between 1 and 128 and tenant !~ '[[:cntrl:]]'
+            and users ~ '^(0|[1-9][0-9]{0,17})$'
+            and length(project) <= 128 and project !~ '[[:cntrl:]]'
+            and octet_length(tag_list) <= 65536
+            and tag_list ~ '^\s*\[\s*("([^"\\[:cntrl:]]|\\["\\/])*"(\s*,\s*"([^"\\[:cntrl:]]|\\["\\/])*")*)?\s*\]\s*$'
+        ) is true then
+            tags := array(select jsonb_array_elements_text(cast(tag_list as jsonb)));
+            -- Whoever has the password of the service can set variables; only the service can sign.
+            if signature_holds(
+                array[cast(session_user as text), tenant, users, project] || tags,
+                current_setting('app.signature', true)
+            ) then
+                tenant_id := tenant;
+                user_id := nullif(cast(users as bigint), 0);
+                project_id := nullif(project, '');
+                tags := case when tags = '{}' then array['public'] else tags end;
+                return next;
+            end if;
+        end if;
+    elsif (select count(*) from rag_analysts as analyst where analyst.role_name = session_user) = 1 then
+        return query
+        select
+            analyst.tenant_id,
+            cast(null as bigint),
+            cast(null as text),
+            analyst.tags,
+            analyst.projects,
+            analyst.user_scope
+        from rag_analysts as analyst
+        where analyst.role_name = session_user;
+    end if;
+end
+$$;
+
+comment on function my_principal() is 'The principal of this session: one row, or none. For the logins of the service it is what the session variables name, when they are well-formed and app.signature was made by the service over exactly them; app.user_id 0 is a principal without a user. For an analyst it is their row in rag_analysts, user_scope saying so, and the variables mean nothing. The only place where the variables are read';
+
+create function begin_as(tenant_id text, user_id bigint, project_id text, tags text[], signature text)
 returns void
 language plpgsql
 volatile
@@ -36,97 +131,90 @@ begin
     execute format('set local app.user_id = %L', wanted[2]);
     execute format('set local app.project_id = %L', wanted[3]);
     execute format('set local app.tags = %L', wanted[4]);
+    execute format('set local app.signature = %L', coalesce(begin_as.signature, ''));
+    -- Nobody would see nothing, without an error; that is right for an attacker and a riddle for
+    -- an operator whose key or clock is wrong.
+    if not exists (select from my_principal()) then
+        raise exception 'the signature of this identity does not hold'
+            using errcode = 'invalid_authorization_specification';
+    end if;
 end
 $$;
 
-comment on function begin_as(text, bigint, text, text[]) is 'Sets the principal for the rest of the transaction; first statement of each, outside any savepoint. user_id null: no user, public rows only; project_id null: no project, *: all of the user''s. Raises when another principal is already set';
-
-create function my_principal(out tenant_id text, out user_id bigint, out project_id text, out tags text[])
-returns setof record
-language sql
-stable
-parallel safe
-begin atomic
-    with variable as materialized (
-        select
-            current_setting('app.tenant_id', true) as tenant,
-            current_setting('app.user_id', true) as users,
-            coalesce(current_setting('app.project_id', true), '') as project,
-            current_setting('app.tags', true) as tags
-    ),
-
-    -- Each null means malformed. The order of the tests matters, so it is spelled out as cases: a
-    -- cast is reached only by text that it takes. The list of tags is checked by a pattern and not
-    -- by `is json`, which runs out of stack on deep nesting and lets through escapes that jsonb
-    -- refuses with an error.
-    parsed as materialized (
-        select
-            case
-                when length(tenant) between 1 and 128 and tenant !~ '[[:cntrl:]]' then tenant
-            end as tenant_id,
-            case
-                when users ~ '^(0|[1-9][0-9]{0,17})$' then cast(users as bigint)
-            end as user_id,
-            case
-                when length(project) <= 128 and project !~ '[[:cntrl:]]' then project
-            end as project_id,
-            case
-                when octet_length(tags) <= 65536
-                    and tags ~ '^\s*\[\s*("([^"\\[:cntrl:]]|\\["\\/])*"(\s*,\s*"([^"\\[:cntrl:]]|\\["\\/])*")*)?\s*\]\s*$'
-                    then array(select jsonb_array_elements_text(cast(tags as jsonb)))
-            end as tags
-        from variable
-    )
-
-    select
-        parsed.tenant_id,
-        nullif(parsed.user_id, 0),
-        nullif(parsed.project_id, ''),
-        case when parsed.tags = '{}' then array['public'] else parsed.tags end
-    from parsed
-    where session_user in ('rag_app', 'rag_publisher')
-        and parsed.tenant_id is not null
-        and parsed.user_id is not null
-        and parsed.project_id is not null
-        and parsed.tags is not null;
-end;
-
-comment on function my_principal() is 'The principal that the session variables name: one row, or none when a variable is missing, empty (but for app.project_id) or malformed, or when the login is not one of the service. The only place where the variables are read. app.user_id 0 is a principal without a user';
+comment on function begin_as(text, bigint, text, text[], text) is 'Sets the principal for the rest of the transaction; first statement of each, outside any savepoint. user_id null: no user, public rows only; project_id null: no project, *: all of the user''s. Raises 42501 when another principal is already set, 28000 when the signature does not hold';
 
 create function my_tenant_id()
 returns text
-language sql
+language plpgsql
 stable
 parallel safe
-begin atomic
-    select me.tenant_id from my_principal() as me;
-end;
+set search_path = rag, pg_temp
+as $$
+begin
+    return (select me.tenant_id from my_principal() as me);
+end
+$$;
 
 comment on function my_tenant_id() is 'The principal''s tenant, null for nobody';
 
 create function my_user_id()
 returns bigint
-language sql
+language plpgsql
 stable
 parallel safe
-begin atomic
-    select me.user_id from my_principal() as me;
-end;
+set search_path = rag, pg_temp
+as $$
+begin
+    return (select me.user_id from my_principal() as me);
+end
+$$;
 
-comment on function my_user_id() is 'The principal''s user, null for nobody and for a principal without a user';
+comment on function my_user_id() is 'The principal''s user, null for nobody, for an analyst and for a principal without a user';
+
+create function i_am_analyst()
+returns boolean
+language plpgsql
+stable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    return exists (select from my_principal() as me where me.user_scope is not null);
+end
+$$;
+
+comment on function i_am_analyst() is 'Whether the principal is a person of rag_analysts';
 
 -- STABLE and never IMMUTABLE: a plan that has folded one caller's classes would serve them to the next.
 create function my_access_ids()
 returns bigint[]
-language sql
+language plpgsql
 stable
 security definer
 parallel safe
 set search_path = rag, pg_temp
-begin atomic
-    select coalesce(array_agg(mine.access_id), '{}')
-    from my_principal() as me
-    cross join lateral (
+as $$
+declare
+    me record;
+begin
+    select principal.* into me from my_principal() as principal;
+    if not found then
+        return '{}';
+    end if;
+    if me.user_scope is not null then
+        return array(
+            select class.access_id
+            from rag_access_classes as class
+            where class.tenant_id = me.tenant_id
+                and class.tags && me.tags
+                and case class.scope
+                    when 'public' then true
+                    when 'project' then '*' = any(me.projects) or class.project_id = any(me.projects)
+                    when 'user' then me.user_scope = 'text'
+                end
+        );
+    end if;
+    return array(
         select class.access_id
         from rag_access_classes as class
         where class.tenant_id = me.tenant_id
@@ -159,37 +247,43 @@ begin atomic
             and membership.member_user_id = me.user_id
             and (me.project_id = '*' or membership.project_id = me.project_id)
             and class.tags && me.tags
-    ) as mine;
-end;
+    );
+end
+$$;
 
 comment on function my_access_ids() is 'The access classes that the principal may read; empty for nobody. Policies compare access_id with it, evaluated once per statement';
 
 create function my_writable_access_ids()
 returns bigint[]
-language sql
+language plpgsql
 stable
 security definer
 parallel safe
 set search_path = rag, pg_temp
-begin atomic
-    select coalesce(array_agg(class.access_id), '{}')
-    from my_principal() as me
-    join rag_access_classes as class
-        on class.tenant_id = me.tenant_id
-        and class.access_id = any((select my_access_ids())::bigint[])
-    where case class.scope
-        when 'public' then session_user = 'rag_publisher'
-        else class.user_id = me.user_id or exists (
-            select 1
-            from rag_project_members as membership
-            where membership.tenant_id = me.tenant_id
-                and membership.member_user_id = me.user_id
-                and membership.owner_user_id = class.user_id
-                and membership.project_id = class.project_id
-                and membership.may_write
-        )
-    end;
-end;
+as $$
+begin
+    return array(
+        select class.access_id
+        from my_principal() as me
+        join rag_access_classes as class
+            on class.tenant_id = me.tenant_id
+            and class.access_id = any((select my_access_ids())::bigint[])
+        where me.user_scope is null
+            and case class.scope
+                when 'public' then session_user = 'rag_publisher'
+                else class.user_id = me.user_id or exists (
+                    select 1
+                    from rag_project_members as membership
+                    where membership.tenant_id = me.tenant_id
+                        and membership.member_user_id = me.user_id
+                        and membership.owner_user_id = class.user_id
+                        and membership.project_id = class.project_id
+                        and membership.may_write
+                )
+            end
+    );
+end
+$$;
 
 comment on function my_writable_access_ids() is 'The access classes that the principal may write: of those it may read, its own, those of projects shared for writing, and the public ones when the login is rag_publisher';
 
@@ -211,8 +305,8 @@ begin
             errcode = 'invalid_parameter_value',
             hint = 'One of public, user, project, organization, documents, or null for all that is visible.';
     end if;
-    return (
-        select coalesce(array_agg(class.access_id), '{}')
+    return array(
+        select class.access_id
         from my_principal() as me
         join rag_access_classes as class
             on class.tenant_id = me.tenant_id
@@ -229,6 +323,17 @@ $$;
 
 comment on function narrowed_access_ids(text) is 'Of the classes that the principal may read, those of a request''s scope. public; user: all that the user owns, projects included; project: the one that the principal names; organization, documents and null: all. Raises 22023 for any other word';
 
+create function tenant_lock(tenant_id text)
+returns bigint
+language sql
+immutable
+parallel safe
+begin atomic
+    select hashtextextended('palisade tenant ' || tenant_id, 0);
+end;
+
+comment on function tenant_lock(text) is 'Number of the advisory lock of a tenant: shared by everybody who writes, exclusive for rag.forget()';
+
 create function access_class(scope text, user_id bigint, project_id text, tags text[])
 returns bigint
 language plpgsql
@@ -242,7 +347,7 @@ declare
     digest bytea;
     found_id bigint;
 begin
-    select principal.* into me from my_principal() as principal;
+    select principal.* into me from my_principal() as principal where principal.user_scope is null;
     if not found then
         raise exception 'no principal' using errcode = 'insufficient_privilege';
     end if;
@@ -272,6 +377,8 @@ begin
         raise exception 'the principal may not write to this scope' using errcode = 'insufficient_privilege';
     end if;
 
+    -- Whoever is about to write in a tenant holds off its erasure until the transaction ends.
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
     digest := sha256(convert_to(array_to_json(sorted_tags)::text, 'UTF8'));
     loop
         select class.access_id into found_id
@@ -292,6 +399,61 @@ $$;
 
 comment on function access_class(text, bigint, text, text[]) is 'The access class for a document that the principal wants to write, made when it is the first; raises 42501 when the principal may not write there';
 
+create function class_reads(access_id bigint, scope text, user_id bigint, project_id text, tags text[])
+returns boolean
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    return exists (
+        select
+        from rag_access_classes as class
+        where class.tenant_id = (select my_tenant_id())
+            and class.access_id = class_reads.access_id
+            and class.access_id = any((select my_writable_access_ids())::bigint[])
+            and class.scope = class_reads.scope
+            and class.user_id is not distinct from class_reads.user_id
+            and class.project_id is not distinct from class_reads.project_id
+            and class.tags = class_reads.tags
+    );
+end
+$$;
+
+comment on function class_reads(bigint, text, bigint, text, text[]) is 'Whether a class that the principal may write has this scope, owner and tags; false for every other class';
+
+create function my_classes()
+returns table (
+    tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
+)
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        class.tenant_id,
+        class.access_id,
+        class.scope,
+        class.user_id,
+        class.project_id,
+        class.tags,
+        class.access_id = any((select my_writable_access_ids())::bigint[])
+    from rag_access_classes as class
+    where class.tenant_id = (select my_tenant_id())
+        and class.access_id = any((select my_access_ids())::bigint[])
+    order by class.scope, class.user_id, class.project_id, class.tags, class.access_id;
+end
+$$;
+
+comment on function my_classes() is 'The access classes that the principal may read, one row each, and whether it may write them';
+
 create function whoami(
     out tenant_id text, out user_id bigint, out project_id text, out tags text[],
     out access_id bigint, out scope text, out class_user_id bigint, out class_project_id text,
@@ -303,11 +465,38 @@ stable
 begin atomic
     select
         me.tenant_id, me.user_id, me.project_id, me.tags,
-        class.access_id, class.scope, class.user_id, class.project_id, class.tags,
-        class.access_id = any((select my_writable_access_ids())::bigint[])
+        class.access_id, class.scope, class.user_id, class.project_id, class.tags, class.may_write
     from my_principal() as me
-    left join rag_access_classes as class on class.tenant_id = me.tenant_id
+    left join my_classes() as class on true
     order by class.scope, class.user_id, class.project_id, class.tags, class.access_id;
 end;
 
 comment on function whoami() is 'The principal as the database understands it, one row for each access class that it may read (one row with nulls when there is none); no row for nobody';
+
+create function load_service_keys(proof text)
+returns table (
+    key_id text, tenant_id text, secret_sha256 bytea, actions text[], scopes text[], tags text[],
+    act_as boolean, user_ids bigint[], project_ids text[], expires_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    -- The table names tenants: the password of the service alone does not open it.
+    if not signature_holds(array[cast(session_user as text), 'service_keys'], load_service_keys.proof) then
+        raise exception 'the proof does not hold' using errcode = 'invalid_authorization_specification';
+    end if;
+    return query
+    select
+        key.key_id, key.tenant_id, key.secret_sha256, key.actions, key.scopes, key.tags,
+        key.act_as, key.user_ids, key.project_ids, key.expires_at
+    from rag_service_keys as key
+    where key.revoked_at is null
+        and key.expires_at > now();
+end
+$$;
+
+comment on function load_service_keys(text) is 'The service keys that are valid now, for a login that proves with a signature over its name and the word service_keys that it is the service; raises 28000 otherwise';

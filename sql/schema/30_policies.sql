@@ -2,23 +2,24 @@
 -- a restrictive policy on each table that no later permissive one can widen across tenants.
 -- `(select …)` is evaluated once per statement, not once per row.
 
-alter table rag_access_classes enable row level security;
-alter table rag_access_classes force row level security;
-alter table rag_project_members enable row level security;
-alter table rag_project_members force row level security;
-alter table rag_documents enable row level security;
-alter table rag_documents force row level security;
-alter table rag_chunks enable row level security;
-alter table rag_chunks force row level security;
-alter table rag_tombstones enable row level security;
-alter table rag_tombstones force row level security;
-alter table rag_query_logs enable row level security;
-alter table rag_query_logs force row level security;
-alter table rag_query_log_chunks enable row level security;
-alter table rag_query_log_chunks force row level security;
+do $$
+declare
+    table_name text;
+begin
+    foreach table_name in array array[
+        'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
+        'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
+        'rag_service_keys', 'rag_assertions'
+    ]
+    loop
+        execute format('alter table %I enable row level security', table_name);
+        execute format('alter table %I force row level security', table_name);
+    end loop;
+end
+$$;
 
--- The definer functions find the caller's classes, so their owner reads them all; and they alone
--- make new ones.
+-- The definer functions on the query path find the caller's classes, so their owner reads them all; and
+-- they alone make new ones.
 create policy find_classes on rag_access_classes
 for select to rag_search
 using (true);
@@ -39,57 +40,98 @@ for select to rag_search
 using (true);
 comment on policy find_candidates on rag_chunks is 'keyword_candidates() scores within the classes that my_access_ids() gives it; its rows are joined again under the caller''s own policy';
 
--- Tenant belts, one for each command that is granted, so that no policy is FOR ALL. The condition is
--- said twice: the first time the planner may use it for an index; the second, which it cannot merge with
--- a condition of the query's own and takes for the cheapest one, comes before any of these on a row. So
--- no row of another tenant is ever compared with what the caller asks for, and EXPLAIN ANALYZE has
--- nothing to tell about it.
+create policy list_documents on rag_documents
+for select to rag_search
+using (true);
+comment on policy list_documents on rag_documents is 'my_listed_documents() shows analysts that documents exist; no column of content is granted';
+
+create policy verify_signatures on rag_signing_keys
+for select to rag_search
+using (true);
+comment on policy verify_signatures on rag_signing_keys is 'signature_holds(); nobody else reads a key';
+
+create policy find_analysts on rag_analysts
+for select to rag_search
+using (true);
+comment on policy find_analysts on rag_analysts is 'my_principal() looks up the login';
+
+create policy load_keys on rag_service_keys
+for select to rag_search
+using (true);
+comment on policy load_keys on rag_service_keys is 'load_service_keys() hands them to the service';
+
+-- Tenant belts, one for each command that is granted, so that no policy is FOR ALL. For the logins the
+-- condition is said twice: the first time the planner may use it for an index; the second, which it
+-- cannot merge with a condition of the query's own and takes for the cheapest one, comes before any of
+-- these on a row. So no row of another tenant is ever compared with what the caller asks for, and
+-- EXPLAIN ANALYZE has nothing to tell about it. What rag_principal asks for is fixed.
 do $$
 declare
     belt record;
-    same_tenant constant text :=
-        'tenant_id = (select my_tenant_id()) and tenant_id = any(array[(select my_tenant_id())])';
+    same_tenant constant text := 'tenant_id = (select my_tenant_id())';
+    same_tenant_first constant text := same_tenant || ' and tenant_id = any(array[(select my_tenant_id())])';
 begin
     for belt in
-        select *
+        select
+            granted.table_name,
+            granted.roles,
+            command,
+            case when granted.roles = 'rag_principal' then same_tenant else same_tenant_first end as condition
         from (values
-            ('rag_access_classes', array['select']),
-            ('rag_project_members', array['select']),
-            ('rag_documents', array['select', 'insert', 'update', 'delete']),
-            ('rag_chunks', array['select', 'insert', 'delete']),
-            ('rag_tombstones', array['select', 'insert', 'update']),
-            ('rag_query_logs', array['select', 'insert']),
-            ('rag_query_log_chunks', array['select', 'insert'])
-        ) as granted (table_name, commands)
+            ('rag_project_members', 'rag_principal', array['select', 'insert', 'update', 'delete']),
+            ('rag_documents', 'rag_principal', array['select']),
+            ('rag_documents', 'rag_app, rag_publisher', array['select', 'insert', 'update', 'delete']),
+            ('rag_chunks', 'rag_principal', array['select']),
+            ('rag_chunks', 'rag_app, rag_publisher', array['select', 'insert', 'delete']),
+            ('rag_tombstones', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_query_logs', 'rag_principal', array['select']),
+            ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
+            ('rag_query_log_chunks', 'rag_principal', array['select']),
+            ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
+            ('rag_assertions', 'rag_app, rag_publisher', array['insert'])
+        ) as granted (table_name, roles, commands)
         cross join lateral unnest(granted.commands) as command
     loop
         execute format(
-            'create policy %I on %I as restrictive for %s to rag_app, rag_publisher %s %s',
-            'own_tenant_' || belt.command,
+            'create policy %I on %I as restrictive for %s to %s %s %s',
+            case when belt.roles = 'rag_principal' then 'own_tenant_reading_' else 'own_tenant_' end || belt.command,
             belt.table_name,
             belt.command,
-            case when belt.command <> 'insert' then format('using (%s)', same_tenant) end,
-            case when belt.command in ('insert', 'update') then format('with check (%s)', same_tenant) end
+            belt.roles,
+            case when belt.command <> 'insert' then format('using (%s)', belt.condition) end,
+            case when belt.command in ('insert', 'update') then format('with check (%s)', belt.condition) end
         );
         execute format(
             'comment on policy %I on %I is %L',
-            'own_tenant_' || belt.command, belt.table_name, 'Never across tenants'
+            case when belt.roles = 'rag_principal' then 'own_tenant_reading_' else 'own_tenant_' end || belt.command,
+            belt.table_name,
+            'Never across tenants'
         );
     end loop;
 end
 $$;
 
--- Access classes: the caller sees its own.
-create policy read_classes on rag_access_classes
-for select to rag_app, rag_publisher
-using (access_id = any((select my_access_ids())::bigint[]));
-comment on policy read_classes on rag_access_classes is 'The classes that the principal may read';
-
--- Memberships: owner and member see them; changing them is the operator's.
+-- Memberships: owner and member see them, the owner changes them; so may operators.
 create policy read_members on rag_project_members
-for select to rag_app, rag_publisher
+for select to rag_principal
 using (owner_user_id = (select my_user_id()) or member_user_id = (select my_user_id()));
 comment on policy read_members on rag_project_members is 'Projects that the principal shares or has been given';
+
+create policy share_own_project on rag_project_members
+for insert to rag_principal
+with check (owner_user_id = (select my_user_id()));
+comment on policy share_own_project on rag_project_members is 'A project is shared by its owner';
+
+create policy change_own_sharing on rag_project_members
+for update to rag_principal
+using (owner_user_id = (select my_user_id()))
+with check (owner_user_id = (select my_user_id()));
+comment on policy change_own_sharing on rag_project_members is 'Whether a member may write is the owner''s to say';
+
+create policy unshare_own_project on rag_project_members
+for delete to rag_principal
+using (owner_user_id = (select my_user_id()));
+comment on policy unshare_own_project on rag_project_members is 'The owner ends it';
 
 create policy operate_members_select on rag_project_members
 for select to rag_operator
@@ -114,7 +156,7 @@ comment on policy operate_members_delete on rag_project_members is 'Operators en
 
 -- Documents.
 create policy read_documents on rag_documents
-for select to rag_app, rag_publisher
+for select to rag_app, rag_publisher, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_documents on rag_documents is 'Documents of the classes that the principal may read';
 
@@ -123,16 +165,7 @@ for insert to rag_app, rag_publisher
 with check (
     access_id = any((select my_writable_access_ids())::bigint[])
     -- What people read of scope, owner and tags must not lie.
-    and exists (
-        select 1
-        from rag_access_classes as class
-        where class.tenant_id = rag_documents.tenant_id
-            and class.access_id = rag_documents.access_id
-            and class.scope = rag_documents.scope
-            and class.user_id is not distinct from rag_documents.user_id
-            and class.project_id is not distinct from rag_documents.project_id
-            and class.tags = rag_documents.tags
-    )
+    and class_reads(access_id, scope, user_id, project_id, tags)
 );
 comment on policy add_documents on rag_documents is 'Documents of the classes that the principal may write, with the scope, owner and tags of their class';
 
@@ -149,7 +182,7 @@ comment on policy remove_documents on rag_documents is 'Documents of the classes
 
 -- Chunks. They are replaced, never updated.
 create policy read_chunks on rag_chunks
-for select to rag_app, rag_publisher
+for select to rag_app, rag_publisher, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_chunks on rag_chunks is 'Chunks of the classes that the principal may read';
 
@@ -165,26 +198,31 @@ comment on policy remove_chunks on rag_chunks is 'Chunks of the classes that the
 
 -- Tombstones. Nobody removes one.
 create policy read_tombstones on rag_tombstones
-for select to rag_app, rag_publisher
+for select to rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may read';
 
 create policy add_tombstones on rag_tombstones
-for insert to rag_app, rag_publisher
+for insert to rag_principal
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy add_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may write';
 
 create policy raise_tombstones on rag_tombstones
-for update to rag_app, rag_publisher
+for update to rag_principal
 using (access_id = any((select my_writable_access_ids())::bigint[]))
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy raise_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may write';
 
+create policy count_erasures on rag_erasures
+for select to rag_principal
+using (true);
+comment on policy count_erasures on rag_erasures is 'find_source() counts the erasures of a source; digests only';
+
 -- Query logs: each user's own. A principal without a user writes them and reads none.
 create policy read_logs on rag_query_logs
-for select to rag_app, rag_publisher
-using (user_id = (select my_user_id()));
-comment on policy read_logs on rag_query_logs is 'The principal''s own questions';
+for select to rag_principal
+using (user_id = (select my_user_id()) or (select i_am_analyst()));
+comment on policy read_logs on rag_query_logs is 'The principal''s own questions; an analyst''s tenant''s';
 
 create policy add_logs on rag_query_logs
 for insert to rag_app, rag_publisher
@@ -192,11 +230,87 @@ with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_logs on rag_query_logs is 'The principal''s own questions';
 
 create policy read_log_chunks on rag_query_log_chunks
-for select to rag_app, rag_publisher
-using (user_id = (select my_user_id()));
-comment on policy read_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
+for select to rag_principal
+using (user_id = (select my_user_id()) or (select i_am_analyst()));
+comment on policy read_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions; of an analyst''s tenant''s';
 
 create policy add_log_chunks on rag_query_log_chunks
 for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
+
+create policy add_assertions on rag_assertions
+for insert to rag_app, rag_publisher
+with check (user_id = coalesce((select my_user_id()), 0));
+comment on policy add_assertions on rag_assertions is 'For whom a service speaks, written as that principal';
+
+-- Operators, in every tenant: keys, analysts and the record of what was done; never a document.
+do $$
+declare
+    allowed record;
+begin
+    for allowed in
+        select granted.table_name, command
+        from (values
+            ('rag_analysts', array['select', 'insert', 'update', 'delete']),
+            ('rag_service_keys', array['select', 'insert', 'update']),
+            ('rag_assertions', array['select']),
+            ('rag_erasures', array['select'])
+        ) as granted (table_name, commands)
+        cross join lateral unnest(granted.commands) as command
+    loop
+        execute format(
+            'create policy %I on %I for %s to rag_operator %s %s',
+            'operate_' || allowed.command,
+            allowed.table_name,
+            allowed.command,
+            case when allowed.command <> 'insert' then 'using (true)' end,
+            case when allowed.command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on %I is %L',
+            'operate_' || allowed.command, allowed.table_name, 'Operators, in every tenant'
+        );
+    end loop;
+end
+$$;
+
+-- The functions of operators erase and explain without reading: keys of rows are all that is granted.
+do $$
+declare
+    allowed record;
+begin
+    for allowed in
+        select granted.table_name, command
+        from (values
+            ('rag_access_classes', array['select', 'delete']),
+            ('rag_project_members', array['select', 'delete']),
+            ('rag_documents', array['select', 'delete']),
+            ('rag_chunks', array['select']),
+            ('rag_tombstones', array['select', 'delete']),
+            ('rag_erasures', array['select', 'insert', 'delete']),
+            ('rag_query_logs', array['select', 'delete']),
+            ('rag_query_log_chunks', array['select', 'delete']),
+            ('rag_signing_keys', array['select', 'insert', 'delete']),
+            ('rag_analysts', array['select', 'delete']),
+            ('rag_service_keys', array['select', 'delete']),
+            ('rag_assertions', array['select', 'delete'])
+        ) as granted (table_name, commands)
+        cross join lateral unnest(granted.commands) as command
+    loop
+        execute format(
+            'create policy %I on %I for %s to rag_steward %s %s',
+            'steward_' || allowed.command,
+            allowed.table_name,
+            allowed.command,
+            case when allowed.command <> 'insert' then 'using (true)' end,
+            case when allowed.command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on %I is %L',
+            'steward_' || allowed.command, allowed.table_name,
+            'The functions of rag_operator, in every tenant; no column of content is granted'
+        );
+    end loop;
+end
+$$;

@@ -1,4 +1,4 @@
--- Retrieval. `search` is what the service and psql call; it runs as its caller, under row security.
+-- Retrieval. `search` is what the service and psql call; it runs as rag_principal, under the caller's policies.
 
 create function text_search_config(language text)
 returns regconfig
@@ -252,6 +252,7 @@ returns table (
 )
 language plpgsql
 stable
+security definer
 set search_path = rag, pg_temp
 set plan_cache_mode = force_custom_plan
 set enable_seqscan = off

@@ -5,54 +5,136 @@ grant select on rag_access_classes to rag_search;
 grant insert (tenant_id, scope, user_id, project_id, tags, tags_digest) on rag_access_classes to rag_search;
 grant select on rag_project_members to rag_search;
 grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language) on rag_chunks to rag_search;
+grant select (
+    tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
+    content_updated_at, source_updated_at
+) on rag_documents to rag_search;
+grant select on rag_signing_keys to rag_search;
+grant select on rag_analysts to rag_search;
+grant select on rag_service_keys to rag_search;
 
--- The service.
-grant select on rag_access_classes to rag_app, rag_publisher;
-grant select on rag_project_members to rag_app, rag_publisher;
+-- The owner of the functions that read for the principal.
+grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks to rag_principal;
+grant select, insert on rag_tombstones to rag_principal;
+grant update (generation, reason, updated_at) on rag_tombstones to rag_principal;
+grant select (tenant_id, subject_digest) on rag_erasures to rag_principal;
+grant select, insert, delete on rag_project_members to rag_principal;
+grant update (may_write) on rag_project_members to rag_principal;
 
-grant select, delete on rag_documents to rag_app, rag_publisher;
-grant insert on rag_documents to rag_app, rag_publisher;
+-- The owner of the operators' functions: keys of rows, never a text.
+grant select (tenant_id, access_id, scope, user_id, project_id, tags), delete on rag_access_classes to rag_steward;
+grant select (tenant_id, owner_user_id, project_id, member_user_id), delete on rag_project_members to rag_steward;
+grant select (tenant_id, access_id, id, user_id, project_id, source_type, source_id), delete on rag_documents
+to rag_steward;
+grant select (tenant_id, access_id, document_id) on rag_chunks to rag_steward;
+grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
+grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
+grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
+grant select (tenant_id, user_id, document_id), delete on rag_query_log_chunks to rag_steward;
+grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_steward;
+grant select (tenant_id), delete on rag_analysts to rag_steward;
+grant select (tenant_id), delete on rag_service_keys to rag_steward;
+grant select (tenant_id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
+
+-- The service. Of what it may delete and count it reads the keys; all else through functions.
+grant select (tenant_id, access_id, id), insert, delete on rag_documents to rag_app, rag_publisher;
 grant update (
     source_uri, source_hash, source_updated_at, language, title, body, domain, doc_type,
     provenance_id, task_id, verified, metadata, updated_at, content_updated_at
 ) on rag_documents to rag_app, rag_publisher;
-
-grant select, insert, delete on rag_chunks to rag_app, rag_publisher;
-
-grant select, insert on rag_tombstones to rag_app, rag_publisher;
-grant update (generation, reason, updated_at) on rag_tombstones to rag_app, rag_publisher;
-
-grant select, insert on rag_query_logs to rag_app, rag_publisher;
-grant select, insert on rag_query_log_chunks to rag_app, rag_publisher;
-
-grant select on v_documents, v_chunks to rag_app, rag_publisher;
+grant select (tenant_id, access_id, id, document_id, chunk_index), insert, delete on rag_chunks
+to rag_app, rag_publisher;
+grant insert on rag_query_logs, rag_query_log_chunks, rag_assertions to rag_app, rag_publisher;
 
 -- People who operate it.
 grant select, insert, delete on rag_project_members to rag_operator;
 grant update (may_write) on rag_project_members to rag_operator;
+grant select, insert, delete on rag_analysts to rag_operator;
+grant update (tags, projects, user_scope) on rag_analysts to rag_operator;
+grant select, insert on rag_service_keys to rag_operator;
+grant update (revoked_at) on rag_service_keys to rag_operator;
+grant select on rag_assertions, rag_erasures to rag_operator;
 
--- Functions. Definer functions belong to rag_search, which may create nothing once they are there.
-grant execute on function begin_as(text, bigint, text, text[]) to rag_app, rag_publisher;
-grant execute on function my_principal() to rag_app, rag_publisher, rag_search;
-grant execute on function my_tenant_id() to rag_app, rag_publisher, rag_search;
-grant execute on function my_user_id() to rag_app, rag_publisher, rag_search;
-grant execute on function my_access_ids() to rag_app, rag_publisher;
-grant execute on function my_writable_access_ids() to rag_app, rag_publisher;
-grant execute on function narrowed_access_ids(text) to rag_app, rag_publisher;
-grant execute on function access_class(text, bigint, text, text[]) to rag_app, rag_publisher;
-grant execute on function whoami() to rag_app, rag_publisher;
-grant execute on function text_search_config(text) to rag_app, rag_publisher, rag_search;
-grant execute on function lexeme_total(tsvector) to rag_app, rag_publisher;
-grant execute on function lexeme_query(text) to rag_search;
-grant execute on function keyword_candidates(text, text, uuid[], integer) to rag_app, rag_publisher;
-grant execute on function search(
-    text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean
-) to rag_app, rag_publisher;
+-- Views, for the service and for analysts.
+grant select on v_documents, v_chunks, v_query_latency, v_empty_results, v_stale_documents, v_source_usage
+to rag_app, rag_publisher, rag_analyst;
 
-grant create on schema rag to rag_search;
-alter function my_access_ids() owner to rag_search;
-alter function my_writable_access_ids() owner to rag_search;
-alter function narrowed_access_ids(text) owner to rag_search;
-alter function access_class(text, bigint, text, text[]) owner to rag_search;
-alter function keyword_candidates(text, text, uuid[], integer) owner to rag_search;
-revoke create on schema rag from rag_search;
+-- Functions, by who may call them. Definer functions go to their owners, which may create nothing
+-- once they are there.
+grant create on schema rag to rag_search, rag_principal, rag_steward;
+do $$
+declare
+    allowed record;
+    service constant text[] := array['rag_app', 'rag_publisher'];
+    people constant text[] := service || array['rag_analyst'];
+begin
+    for allowed in
+        select *
+        from (values
+            -- identity
+            ('begin_as(text, bigint, text, text[], text)', service, null),
+            ('signature_holds(text[], text)', array['rag_search'], null),
+            ('my_principal()', people || array['rag_principal', 'rag_search'], 'rag_search'),
+            ('my_tenant_id()', people || array['rag_principal', 'rag_search'], null),
+            ('my_user_id()', people || array['rag_principal'], null),
+            ('i_am_analyst()', array['rag_principal'], null),
+            ('my_access_ids()', people || array['rag_principal'], 'rag_search'),
+            ('my_writable_access_ids()', service || array['rag_principal'], 'rag_search'),
+            ('narrowed_access_ids(text)', array['rag_principal'], 'rag_search'),
+            ('access_class(text, bigint, text, text[])', service, 'rag_search'),
+            ('class_reads(bigint, text, bigint, text, text[])', service, 'rag_search'),
+            ('my_classes()', people, 'rag_search'),
+            ('whoami()', people, null),
+            ('load_service_keys(text)', service, 'rag_search'),
+            ('tenant_lock(text)', array['rag_search', 'rag_principal', 'rag_steward'], null),
+            -- reading
+            ('source_digest(text, text)', array['rag_principal'], null),
+            ('erasure_digest(text, text, text[])', array['rag_principal', 'rag_steward'], null),
+            ('my_documents()', people, 'rag_principal'),
+            ('my_listed_documents()', people, 'rag_search'),
+            ('my_chunks()', people, 'rag_principal'),
+            ('my_document(uuid)', people, 'rag_principal'),
+            ('my_document_chunks(uuid)', service, 'rag_principal'),
+            ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
+            ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
+            ('search_mode(text, text, uuid[])', people, 'rag_principal'),
+            ('my_queries()', people, 'rag_principal'),
+            ('my_query_chunks()', people, 'rag_principal'),
+            ('my_members()', service, 'rag_principal'),
+            ('share_project(text, bigint, boolean)', service, 'rag_principal'),
+            ('unshare_project(text, bigint)', service, 'rag_principal'),
+            -- retrieval
+            ('text_search_config(text)', people || array['rag_search'], null),
+            ('lexeme_total(tsvector)', service, null),
+            ('lexeme_query(text)', array['rag_search'], null),
+            ('keyword_candidates(text, text, uuid[], integer)', array['rag_principal'], 'rag_search'),
+            (
+                'search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, '
+                || 'double precision, integer, boolean)',
+                people, 'rag_principal'
+            ),
+            -- operating
+            ('add_signing_key()', array['rag_operator'], 'rag_steward'),
+            ('list_signing_keys()', array['rag_operator'], 'rag_steward'),
+            ('retire_signing_key(text)', array['rag_operator'], 'rag_steward'),
+            ('erasure_kind(text, bigint, text, text, text)', array['rag_steward'], null),
+            ('forget(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
+            ('count_traces(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
+            ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
+            ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward')
+        ) as listed (signature, callers, owner)
+    loop
+        execute format(
+            'grant execute on function %s to %s',
+            cast(allowed.signature as regprocedure),
+            array_to_string(allowed.callers, ', ')
+        );
+        if allowed.owner is not null then
+            execute format(
+                'alter function %s owner to %I', cast(allowed.signature as regprocedure), allowed.owner
+            );
+        end if;
+    end loop;
+end
+$$;
+revoke create on schema rag from rag_search, rag_principal, rag_steward;

@@ -16,7 +16,7 @@ from api.app import create_app
 from api.identity import Door, loopback_door
 from rag.database import Database
 from rag.settings import Settings
-from tests.conftest import Deployment
+from tests.conftest import SIGNER, Deployment
 
 TOKEN = "the-token-that-serve-prints"
 KEY = "the-key-of-the-trusted-service"
@@ -38,6 +38,7 @@ def running(
     """A client of an application that has started; on loopback unless another door is given."""
     database = Database(
         deployment.url("rag_app"),
+        signer=SIGNER,
         publisher_url=deployment.url("rag_publisher") if publishes else None,
         pool_size=pool_size,
         pool_timeout_s=pool_timeout_s,

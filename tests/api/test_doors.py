@@ -18,6 +18,7 @@ from rag.errors import AccessError
 from rag.settings import Settings
 from tests.api.conftest import ACME
 from tests.api.running import JSON, KEY, KEY_SHA256, TOKEN, Person, fields_of, problem_of
+from tests.conftest import SIGNER
 from tests.fakes import refusing_url
 
 MISSING = "00000000-0000-4000-8000-000000000001"
@@ -260,7 +261,7 @@ def unopened(settings: Settings) -> Callable[..., TestClient]:
     """A client of an application whose database was never opened: whatever needs it answers 503."""
 
     def client_of(door: Door, credential: str) -> TestClient:
-        database = Database(refusing_url().replace("http", "postgresql"))
+        database = Database(refusing_url().replace("http", "postgresql"), signer=SIGNER)
         app = create_app(settings, database=database, door=door)
         return TestClient(
             app,

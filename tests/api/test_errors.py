@@ -17,6 +17,7 @@ from rag import errors
 from rag.database import Database
 from rag.settings import Settings
 from tests.api.running import TOKEN, fields_of, problem_of
+from tests.conftest import SIGNER
 from tests.fakes import refusing_url
 
 CLASSES = [
@@ -168,7 +169,9 @@ def test_a_method_that_is_not_there_is_a_problem_too(
 
 def test_the_id_of_a_failed_request_finds_its_entry_in_the_log(settings: Settings) -> None:
     app = create_app(
-        settings, database=Database(refusing_url().replace("http", "postgresql")), door=loopback_door(TOKEN)
+        settings,
+        database=Database(refusing_url().replace("http", "postgresql"), signer=SIGNER),
+        door=loopback_door(TOKEN),
     )
     client = TestClient(
         app,

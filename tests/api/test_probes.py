@@ -10,6 +10,7 @@ from api.identity import loopback_door
 from rag.database import Database
 from rag.settings import Settings
 from tests.api.running import TOKEN, problem_of
+from tests.conftest import SIGNER
 from tests.fakes import refusing_url
 
 
@@ -22,7 +23,7 @@ def stranger(client: TestClient) -> TestClient:
 @pytest.fixture
 def without_database(settings: Settings) -> TestClient:
     """A stranger at an application whose database is not there."""
-    database = Database(refusing_url().replace("http", "postgresql"))
+    database = Database(refusing_url().replace("http", "postgresql"), signer=SIGNER)
     app = create_app(settings, database=database, door=loopback_door(TOKEN))
     return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 

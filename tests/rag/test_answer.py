@@ -33,7 +33,7 @@ from rag.principal import Principal
 from rag.settings import ModelLimits, Settings
 from rag.store import Destination, halfvec
 from rag.tokens import TokenCounter, open_counter
-from tests.conftest import Deployment, unit_vector
+from tests.conftest import SIGNER, Deployment, unit_vector
 from tests.fakes import refusing_url
 from tests.fakes.ollama import FakeOllama, Message, fake_ollama
 
@@ -90,7 +90,9 @@ async def opened(database: Database, embedder: Embedder) -> AsyncIterator[Open]:
 @pytest.fixture
 def offline(embedder: Embedder, settings: Settings) -> RAGService:
     """A service whose database is not even opened: what it refuses, it refuses before it asks anybody."""
-    return RAGService(settings, Database("postgresql://nobody@127.0.0.1:1/none"), embedder, open_generator(settings))
+    return RAGService(
+        settings, Database("postgresql://nobody@127.0.0.1:1/none", signer=SIGNER), embedder, open_generator(settings)
+    )
 
 
 def by(ollama: FakeOllama) -> dict[str, Any]:
@@ -656,7 +658,7 @@ async def test_no_connection_is_held_while_the_model_writes(
     loop = asyncio.get_running_loop()
     states: list[tuple[str, str]] = []
 
-    async with Database(deployment.url("rag_app"), pool_size=1, pool_timeout_s=30) as single:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=30) as single:
 
         def look_then_answer(messages: list[Message]) -> str:
             states.extend(
@@ -683,7 +685,7 @@ async def test_no_connection_is_held_while_the_question_is_embedded(
 ) -> None:
     await keep(ANNA, BACKUPS)
 
-    async with Database(deployment.url("rag_app"), pool_size=1, pool_timeout_s=30) as single:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=30) as single:
 
         class Watched:
             """The local model, which makes sure of the connection first."""
@@ -722,7 +724,7 @@ async def test_many_askers_of_a_slow_model_share_one_connection(
         return cites_all(messages)
 
     ollama.answer = wait_for_the_others
-    async with Database(deployment.url("rag_app"), pool_size=1, pool_timeout_s=30) as single:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=30) as single:
         service = opened(database=single, **by(ollama))
         # None of the answers begins before all eight are being written, with one connection among them.
         responses = await asyncio.gather(

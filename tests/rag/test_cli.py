@@ -23,7 +23,7 @@ from pypdf import PdfWriter
 
 from rag import cli, embedded, migrate
 from rag.exchange import Citation, ConfidenceScore, Passage, RAGResponse
-from tests.conftest import Cluster, Deployment, create_database, drop_database
+from tests.conftest import SIGNING_KEY, Cluster, Deployment, create_database, drop_database
 from tests.fakes import refusing_url
 from tests.rag.stored import content, half_documents, least_cosine, rows
 
@@ -81,6 +81,7 @@ def rag(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 def named(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, rag: Rag) -> Deployment:
     """The database of the test, named by RAG_DATABASE_URL."""
     monkeypatch.setenv("RAG_DATABASE_URL", deployment.url("rag_app"))
+    monkeypatch.setenv("RAG_SIGNING_KEY", SIGNING_KEY)
     monkeypatch.setenv("RAG_PUBLISHER_DATABASE_URL", deployment.url("rag_publisher"))
     return deployment
 
@@ -407,6 +408,7 @@ def test_an_embedding_provider_that_is_away_ends_the_command_with_one_line(
 
 
 def test_a_database_that_is_away_ends_the_command_with_one_line(rag: Rag, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAG_SIGNING_KEY", SIGNING_KEY)
     monkeypatch.setenv("RAG_DATABASE_URL", refusing_url().replace("http://", "postgresql://rag_app@") + "/x")
     monkeypatch.setenv("RAG_POOL_TIMEOUT_SECONDS", "0.1")
     ran = rag("query", "when", "--user", "7", "--tenant", "acme")
@@ -421,6 +423,7 @@ def test_migrations_run_as_the_migrator_and_twice_is_once(
     create_database(cluster, name)
     try:
         migrate.bootstrap(cluster.url("postgres", name))
+        monkeypatch.setenv("RAG_SIGNING_KEY", SIGNING_KEY)
         monkeypatch.setenv("RAG_DATABASE_URL", cluster.url("rag_app", name))
         unmigrated = rag("query", "when", "--user", "7", "--tenant", "acme")
         assert unmigrated.errors == ["this database has not been migrated: run `rag migrate`"]

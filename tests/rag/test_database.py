@@ -18,7 +18,7 @@ import pytest
 from rag import embedded, errors, migrate
 from rag.database import SECURITY_FLOOR, Database, Session, _version_warnings, translated_errors
 from rag.principal import Principal
-from tests.conftest import DIMENSIONS, LOGINS, Cluster, Deployment, Store, create_database, drop_database
+from tests.conftest import DIMENSIONS, LOGINS, SIGNER, Cluster, Deployment, Store, create_database, drop_database
 from tests.rag.stored import rows
 
 MARA = Principal(tenant_id="acme", user_id=7, project_id="orion", tags=("ops", "public"))
@@ -59,7 +59,7 @@ async def speaker(session: Session) -> tuple[str, int | None]:
 
 
 async def test_a_transaction_speaks_for_its_principal(shared: Deployment):
-    async with Database(shared.url("rag_app")) as database, database.transaction(MARA) as session:
+    async with Database(shared.url("rag_app"), signer=SIGNER) as database, database.transaction(MARA) as session:
         cursor = await session._connection.execute("select * from rag.my_principal()")
         assert await cursor.fetchone() == {
             "tenant_id": "acme",
@@ -74,7 +74,7 @@ async def test_the_next_borrower_finds_no_identity_after_success_failure_or_canc
     ended: list[str] = []
     with psycopg.connect(shared.url("postgres")) as holder:
         holder.execute("select pg_advisory_xact_lock(hashtextextended('held', 0))")
-        async with Database(shared.url("rag_app"), pool_size=1, pool_timeout_s=60.0) as database:
+        async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=60.0) as database:
 
             async def request(number: int, fate: str) -> None:
                 principal = Principal(tenant_id="acme", user_id=number)
@@ -121,7 +121,7 @@ async def test_a_cancelled_statement_ends_in_the_database_too(shared: Deployment
     waiting = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     with psycopg.connect(shared.url("postgres")) as holder:
         holder.execute("select pg_advisory_xact_lock(hashtextextended('held', 0))")
-        async with Database(shared.url("rag_app"), pool_size=1) as database:
+        async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1) as database:
 
             async def wait() -> None:
                 async with database.transaction(MARA) as session:
@@ -140,7 +140,7 @@ async def test_a_cancelled_statement_ends_in_the_database_too(shared: Deployment
 
 async def test_a_principal_without_a_user_sets_no_user(shared: Deployment):
     async with (
-        Database(shared.url("rag_app")) as database,
+        Database(shared.url("rag_app"), signer=SIGNER) as database,
         database.transaction(Principal(tenant_id="acme")) as session,
     ):
         assert await speaker(session) == ("acme", None)
@@ -148,7 +148,7 @@ async def test_a_principal_without_a_user_sets_no_user(shared: Deployment):
 
 async def test_values_with_quotes_and_backslashes_stay_values(shared: Deployment):
     odd = Principal(tenant_id="a'; set app.user_id = '8", user_id=7, project_id='\\"%s$1', tags=('"', "'", "\\"))
-    async with Database(shared.url("rag_app")) as database, database.transaction(odd) as session:
+    async with Database(shared.url("rag_app"), signer=SIGNER) as database, database.transaction(odd) as session:
         cursor = await session._connection.execute("select * from rag.my_principal()")
         assert await cursor.fetchone() == {
             "tenant_id": odd.tenant_id,
@@ -184,7 +184,7 @@ async def bury(
 
 
 async def test_a_read_only_transaction_writes_nothing(deployment: Deployment):
-    async with Database(deployment.url("rag_app"), pool_size=1) as database:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         async with database.transaction(MARA) as session:
             access_id = await my_class(session)
         async with database.transaction(MARA, read_only=True) as session:
@@ -198,7 +198,7 @@ async def test_a_read_only_transaction_writes_nothing(deployment: Deployment):
 
 
 async def test_an_error_of_the_caller_undoes_the_transaction(deployment: Deployment):
-    async with Database(deployment.url("rag_app"), pool_size=1) as database:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         with pytest.raises(LookupError):
             await bury(database, then=LookupError())
         assert rows(deployment.url("postgres"), "select source_id from rag.rag_tombstones") == []
@@ -207,14 +207,14 @@ async def test_an_error_of_the_caller_undoes_the_transaction(deployment: Deploym
 async def test_only_the_publishers_login_publishes(deployment: Deployment):
     public = {"scope": "public", "user_id": None, "project_id": None, "tags": ["public"]}
     urls = {"url": deployment.url("rag_app"), "publisher_url": deployment.url("rag_publisher")}
-    async with Database(**urls) as database:
+    async with Database(**urls, signer=SIGNER) as database:
         assert database.can_publish
         async with database.transaction(MARA, publish=True) as session:
             assert await session.row("access_class", public) is not None
         with pytest.raises(errors.ScopeForbidden):
             async with database.transaction(MARA) as session:
                 await session.row("access_class", public)
-    async with Database(deployment.url("rag_app")) as database:
+    async with Database(deployment.url("rag_app"), signer=SIGNER) as database:
         assert not database.can_publish
         with pytest.raises(errors.ScopeForbidden) as refused:
             async with database.transaction(MARA, publish=True):
@@ -223,7 +223,7 @@ async def test_only_the_publishers_login_publishes(deployment: Deployment):
 
 
 async def test_no_statement_is_prepared_on_the_server(shared: Deployment):
-    async with Database(shared.url("rag_app"), pool_size=1) as database:
+    async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         for _ in range(12):  # psycopg prepares what it has run five times
             async with database.transaction(MARA, read_only=True) as session:
                 await session.row("get_document", {"tenant_id": "acme", "id": uuid4()})
@@ -283,7 +283,7 @@ def failing(new_deployment: Callable[[], AbstractContextManager[Deployment]]) ->
 
 @pytest.mark.parametrize("state", TRANSLATIONS)
 async def test_an_error_of_the_database_becomes_one_of_ours_without_its_words(failing: Deployment, state: str):
-    async with Database(failing.url("rag_app"), pool_size=1) as database:
+    async with Database(failing.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         with pytest.raises(errors.RAGServiceError) as failed:
             await bury(database, reason=state)
         assert type(failed.value) is TRANSLATIONS[state]
@@ -306,7 +306,7 @@ async def test_a_violated_key_is_an_error_that_quotes_nothing(deployment: Deploy
             await session.row("insert_document", place)
             await session.row("insert_document", place)
 
-    async with Database(deployment.url("rag_app"), pool_size=1) as database:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         with pytest.raises(errors.DatabaseError) as failed:
             await insert_twice(database)
     assert isinstance(failed.value.__cause__, psycopg.errors.UniqueViolation)
@@ -316,7 +316,7 @@ async def test_a_violated_key_is_an_error_that_quotes_nothing(deployment: Deploy
 
 @pytest.mark.parametrize("source_id", ["nul \0", "half \ud800"])
 async def test_text_that_no_column_takes_is_the_callers_error(shared: Deployment, source_id: str):
-    async with Database(shared.url("rag_app"), pool_size=1) as database:
+    async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         with pytest.raises(errors.InvalidInput):
             await bury(database, source_id)
         assert await variables(database) == [""] * 4
@@ -365,7 +365,7 @@ def test_errors_that_are_not_the_databases_pass_untouched():
 
 
 async def test_who_waits_too_long_for_a_connection_is_told(shared: Deployment):
-    async with Database(shared.url("rag_app"), pool_size=1, pool_timeout_s=0.1) as database:
+    async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=0.1) as database:
         await database.ping()
         async with database.transaction(MARA):
             with pytest.raises(errors.DatabaseUnavailable, match="busy"):
@@ -376,7 +376,7 @@ async def test_who_waits_too_long_for_a_connection_is_told(shared: Deployment):
 
 
 async def test_of_a_crowd_those_beyond_the_waiting_line_are_refused_at_once(shared: Deployment):
-    async with Database(shared.url("rag_app"), pool_size=1, pool_timeout_s=600.0) as database:
+    async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=600.0) as database:
 
         async def ask() -> None:
             async with database.transaction(MARA) as session:
@@ -400,7 +400,7 @@ async def test_a_server_that_is_not_there_is_unavailable():
 
 
 async def test_a_connection_that_was_cut_while_it_waited_is_replaced(shared: Deployment):
-    async with Database(shared.url("rag_app"), pool_size=1) as database:
+    async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         for _ in range(3):
             await database.ping()
             cut(shared)
@@ -414,7 +414,7 @@ async def test_a_connection_that_is_cut_in_a_transaction_fails_it_and_is_replace
             cut(shared)
             await speaker(session)
 
-    async with Database(shared.url("rag_app"), pool_size=1) as database:
+    async with Database(shared.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         with pytest.raises(errors.DatabaseUnavailable):
             await be_cut(database)
         async with database.transaction(Principal(tenant_id="acme", user_id=8)) as session:
@@ -442,7 +442,7 @@ async def check(
     deployment: Deployment, *, dimensions: int = DIMENSIONS, strict: bool = False, **urls: str
 ) -> list[str]:
     urls = {"url": deployment.url("rag_app"), "publisher_url": deployment.url("rag_publisher")} | urls
-    async with Database(**urls) as database:
+    async with Database(**urls, signer=SIGNER) as database:
         return await database.check_barrier(dimensions=dimensions, strict=strict)
 
 
@@ -640,7 +640,7 @@ async def test_a_pooler_in_the_path_is_warned_of(shared: Deployment):
 
 async def test_documents_are_read_through_the_pool_by_their_owner_alone(deployment: Deployment, store: Store):
     document_id = store(MARA, "The harbour opens at six.", scope="user", tags=("public",))
-    async with Database(deployment.url("rag_app"), pool_size=1) as database:
+    async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         seen = []
         for principal in (MARA, Principal(tenant_id="acme", user_id=8), Principal(tenant_id="other", user_id=7)):
             async with database.transaction(principal, read_only=True) as session:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rag import cli, demo, embedded
-from tests.conftest import Deployment
+from tests.conftest import SIGNING_KEY, Deployment
 
 NOTHING = "I don't have enough information in the available documents to answer this question."
 
@@ -121,6 +121,7 @@ questions: [{ask: 'When does the harbour open?', expect: {mara: page.md, ilse: p
     )
     monkeypatch.setattr(demo, "sample_folder", lambda: sample)
     monkeypatch.setenv("RAG_DATABASE_URL", deployment.url("rag_app"))
+    monkeypatch.setenv("RAG_SIGNING_KEY", SIGNING_KEY)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     printed = capfd.readouterr().out
@@ -135,6 +136,7 @@ def test_without_the_right_to_publish_the_demo_says_what_is_missing(
     bare: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("RAG_DATABASE_URL", deployment.url("rag_app"))
+    monkeypatch.setenv("RAG_SIGNING_KEY", SIGNING_KEY)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1

@@ -33,7 +33,7 @@ from rag.ingest import Ingested, Source, check_metadata, check_source, ingest
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import Destination, destination_of, read_document, remove_document
-from tests.conftest import DIMENSIONS, Deployment
+from tests.conftest import DIMENSIONS, SIGNER, Deployment
 from tests.fakes.openai_embeddings import fake_openai
 from tests.rag.stored import half_documents, rows, versions
 
@@ -401,7 +401,7 @@ async def test_the_same_file_of_two_people_is_two_documents(put: Put, database: 
 async def test_who_may_not_write_there_is_told_before_anything_is_embedded(
     put: Put, deployment: Deployment, recording: Recording, superuser: str
 ):
-    async with Database(deployment.url("rag_app")) as without_publisher:
+    async with Database(deployment.url("rag_app"), signer=SIGNER) as without_publisher:
         with pytest.raises(ScopeForbidden, match="rag_publisher"):
             await ingest(
                 Source(name="README.md", source_id="README.md", content=readme(one=ONE)),

@@ -28,7 +28,7 @@ from rag.store import (
     replace,
     sha256,
 )
-from tests.conftest import Deployment, Store, unit_vector
+from tests.conftest import SIGNER, Deployment, Store, unit_vector
 from tests.rag.stored import half_documents, rows
 
 MARA = Principal(tenant_id="acme", user_id=7)
@@ -248,7 +248,7 @@ async def test_a_deleted_document_leaves_a_tombstone_and_no_chunk(database: Data
         await remove_document(database, MARA, document_id, reason=f"test {generation}")
         with pytest.raises(DocumentNotFound):
             await read_document(database, MARA, document_id)
-        assert rows(superuser, "select source_type, source_id, generation, reason from rag.rag_tombstones") == [
+        assert rows(superuser, "select source_digest, generation, reason from rag.rag_tombstones") == [
             {"source_type": "text", "source_id": "note", "generation": generation, "reason": f"test {generation}"}
         ]
         assert rows(superuser, "select id from rag.rag_chunks") == []
@@ -289,7 +289,7 @@ async def test_a_public_document_is_deleted_only_by_a_service_that_may_publish(
     database: Database, deployment: Deployment, store: Store
 ):
     document_id = store(MARA, "The harbour opens at six.", scope="public")
-    async with Database(deployment.url("rag_app")) as without_publisher:
+    async with Database(deployment.url("rag_app"), signer=SIGNER) as without_publisher:
         with pytest.raises(ScopeForbidden):
             await remove_document(without_publisher, MARA, document_id, reason="a test")
     assert (await read_document(database, ILSE, document_id))["chunk_count"] == 1

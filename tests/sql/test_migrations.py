@@ -21,7 +21,7 @@ from rag import embedded, frozen, migrate
 from rag.database import Database
 from rag.errors import BarrierDown, DatabaseError, EmbeddedUnavailable, SchemaMismatch
 from rag.resources import migrations_folder, sql_folder
-from tests.conftest import DIMENSIONS, Cluster, Deployment, create_database, drop_database
+from tests.conftest import DIMENSIONS, SIGNER, Cluster, Deployment, create_database, drop_database
 from tests.sql.world import build, column, protected_tables
 
 CHECKOUT = Path(__file__).parents[2]
@@ -178,7 +178,7 @@ def test_bootstrapping_again_changes_nothing(deployment: Deployment, dump: Calla
         roles, schema = connection.execute(statement).fetchall(), dump(deployment)
         migrate.bootstrap(deployment.url("postgres"))
         assert connection.execute(statement).fetchall() == roles
-    assert len(roles) == 7
+    assert len(roles) == 9
     assert dump(deployment) == schema
 
 
@@ -357,7 +357,7 @@ async def test_the_dimension_of_the_settings_reaches_the_column(bare: Deployment
             " where attrelid = 'rag.rag_chunks'::regclass and attname = 'embedding'",
         )
     assert kind == ["rag.halfvec(384)"]
-    async with Database(bare.url("rag_app")) as database:
+    async with Database(bare.url("rag_app"), signer=SIGNER) as database:
         await database.check_barrier(dimensions=384, strict=False)
         with pytest.raises(SchemaMismatch, match="RAG_EMBEDDING_DIMENSIONS is 512"):
             await database.check_barrier(dimensions=512, strict=False)
@@ -380,14 +380,14 @@ async def test_a_database_of_another_draft_is_recognised(deployment: Deployment)
         assert comment == f"0001_initial={hashlib.sha256((FROZEN / '0001_initial.up.sql').read_bytes()).hexdigest()}"
         connection.execute(f"comment on table rag.alembic_version is '0001_initial={'0' * 64}'")
     assert migrate.state(deployment.url("rag_app")) == ("0001", False)
-    async with Database(deployment.url("rag_app")) as database:
+    async with Database(deployment.url("rag_app"), signer=SIGNER) as database:
         with pytest.raises(SchemaMismatch, match="another draft of migration 0001_initial"):
             await database.check_barrier(dimensions=DIMENSIONS, strict=False)
 
 
 async def test_every_table_without_forced_row_security_stops_the_service(deployment: Deployment) -> None:
     with deployment.cluster.superuser(deployment.name) as connection:
-        async with Database(deployment.url("rag_app")) as database:
+        async with Database(deployment.url("rag_app"), signer=SIGNER) as database:
             for table in protected_tables(connection):
                 for damage, repair in (("disable", "enable"), ("no force", "force")):
                     connection.execute(f"alter table rag.{table} {damage} row level security")
@@ -404,7 +404,9 @@ async def test_a_default_for_any_variable_stops_the_service(deployment: Deployme
         for name in ("app.tenant_id", "app.user_id", "app.project_id", "app.tags"):
             target = f"role {role} in database {deployment.name}"
             connection.execute(f"alter {target} set {name} = '1'")
-            async with Database(deployment.url("rag_app"), publisher_url=deployment.url("rag_publisher")) as database:
+            async with Database(
+                deployment.url("rag_app"), signer=SIGNER, publisher_url=deployment.url("rag_publisher")
+            ) as database:
                 with pytest.raises(BarrierDown, match=f"{role} has a default for {name}"):
                     await database.check_barrier(dimensions=DIMENSIONS, strict=False)
             connection.execute(f"alter {target} reset {name}")
@@ -412,6 +414,6 @@ async def test_a_default_for_any_variable_stops_the_service(deployment: Deployme
 
 @pytest.mark.parametrize("role", ["rag_operator", "rag_migrator", "rag_publisher", "postgres"])
 async def test_the_wrong_login_stops_the_service(deployment: Deployment, role: str) -> None:
-    async with Database(deployment.url(role)) as database:
+    async with Database(deployment.url(role), signer=SIGNER) as database:
         with pytest.raises(BarrierDown):
             await database.check_barrier(dimensions=DIMENSIONS, strict=False)

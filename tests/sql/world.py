@@ -12,8 +12,7 @@ from uuid import UUID
 import psycopg
 
 from rag.principal import Principal
-from rag.resources import query
-from tests.conftest import unit_vector
+from tests.conftest import begin, unit_vector
 
 # access_id: tenant, scope, owner, project, tags
 CLASSES: Mapping[int, tuple[str, str, int | None, str | None, tuple[str, ...]]] = {
@@ -149,8 +148,8 @@ def build(connection: psycopg.Connection) -> None:
         )
         connection.execute(
             """
-            insert into rag.rag_tombstones (tenant_id, access_id, source_type, source_id, reason)
-            values (%(tenant)s, %(access)s, 'text', 'a deleted source', 'a test')
+            insert into rag.rag_tombstones (tenant_id, access_id, source_digest, reason)
+            values (%(tenant)s, %(access)s, rag.source_digest('text', 'a deleted source'), 'a test')
             """,
             parameters,
         )
@@ -179,18 +178,6 @@ def log_statement(table: str) -> str:
 
 def log_row(identifier: UUID, tenant: str, user: int | None, *, rank: int = 1) -> dict[str, Any]:
     return {"id": identifier, "tenant": tenant, "user": user or 0, "rank": rank}
-
-
-def begin(connection: psycopg.Connection, principal: Principal) -> None:
-    connection.execute(
-        query("begin_as"),
-        {
-            "tenant_id": principal.tenant_id,
-            "user_id": principal.user_id,
-            "project_id": principal.project_id,
-            "tags": list(principal.tags),
-        },
-    )
 
 
 @contextmanager

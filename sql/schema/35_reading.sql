@@ -1,0 +1,387 @@
+-- What a principal reads, and the little that it changes, through functions. They belong to
+-- rag_principal, whom the same policies bind as the caller. The caller has no right of its own on text,
+-- titles, names and tags: a condition on them, cheap and "leakproof" as equality is, would be evaluated
+-- before the policies, and EXPLAIN ANALYZE would tell whether somebody else's row meets it.
+
+create function source_digest(source_type text, source_id text)
+returns bytea
+language sql
+immutable
+parallel safe
+begin atomic
+    select sha256(convert_to(array_to_json(array[source_type, source_id])::text, 'UTF8'));
+end;
+
+comment on function source_digest(text, text) is 'Stands for a source in a tombstone, which has to tell it again and nothing about it';
+
+create function erasure_digest(kind text, tenant_id text, subject text[])
+returns bytea
+language sql
+immutable
+parallel safe
+begin atomic
+    select sha256(convert_to(array_to_json(array[kind, tenant_id] || subject)::text, 'UTF8'));
+end;
+
+comment on function erasure_digest(text, text, text[]) is 'Stands for what was erased: a tenant, or its user, project (name, owner) or source (id, type)';
+
+create function my_documents()
+returns setof rag_documents
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return query
+    select document.*
+    from rag_documents as document;
+end
+$$;
+
+comment on function my_documents() is 'All documents that the principal may read';
+
+create function my_listed_documents()
+returns table (
+    tenant_id text, id uuid, scope text, user_id bigint, tags text[], source_type text, language text,
+    doc_type text, verified boolean, created_at timestamptz, updated_at timestamptz,
+    content_updated_at timestamptz, source_updated_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        document.tenant_id, document.id, document.scope, document.user_id, document.tags, document.source_type,
+        document.language, document.doc_type, document.verified, document.created_at, document.updated_at,
+        document.content_updated_at, document.source_updated_at
+    from my_principal() as me
+    join rag_access_classes as class
+        on class.tenant_id = me.tenant_id
+        and class.scope = 'user'
+        and class.tags && me.tags
+    join rag_documents as document
+        on document.tenant_id = me.tenant_id
+        and document.access_id = class.access_id
+    where me.user_scope = 'metadata';
+end
+$$;
+
+comment on function my_listed_documents() is 'For an analyst with user_scope metadata: that users'' own documents exist, without a word of them';
+
+create function my_chunks()
+returns table (
+    tenant_id text, access_id bigint, document_id uuid, chunk_index integer, chunk_text text, section text,
+    page_number integer, language text, token_count integer, token_counter text, embedding_model text,
+    created_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        chunk.tenant_id, chunk.access_id, chunk.document_id, chunk.chunk_index, chunk.chunk_text, chunk.section,
+        chunk.page_number, chunk.language, chunk.token_count, chunk.token_counter, chunk.embedding_model,
+        chunk.created_at
+    from rag_chunks as chunk;
+end
+$$;
+
+comment on function my_chunks() is 'All chunks that the principal may read, without vectors';
+
+-- Class by class, along the primary key: a foreign id and a missing one are looked for in the same
+-- places, and found in none.
+create function my_document(document_id uuid)
+returns setof rag_documents
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    return query
+    select document.*
+    from my_principal() as me
+    cross join lateral unnest(my_access_ids()) as mine (access_id)
+    join rag_documents as document
+        on document.tenant_id = me.tenant_id
+        and document.access_id = mine.access_id
+        and document.id = my_document.document_id;
+end
+$$;
+
+comment on function my_document(uuid) is 'One document that the principal may read; no row when it is missing or hidden, at the same cost';
+
+create function my_document_chunks(document_id uuid)
+returns setof rag_chunks
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    return query
+    select chunk.*
+    from my_principal() as me
+    cross join lateral unnest(my_access_ids()) as mine (access_id)
+    join rag_chunks as chunk
+        on chunk.tenant_id = me.tenant_id
+        and chunk.access_id = mine.access_id
+        and chunk.document_id = my_document_chunks.document_id
+    order by chunk.chunk_index;
+end
+$$;
+
+comment on function my_document_chunks(uuid) is 'The chunks of one document that the principal may read, in order';
+
+create function find_source(
+    access_id bigint, scope text, user_id bigint, project_id text, source_type text, source_id text
+)
+returns table (id uuid, document_access_id bigint, source_hash text, updated_at timestamptz, generation bigint)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    buried bigint;
+begin
+    select coalesce(sum(tombstone.generation), 0) into buried
+    from rag_tombstones as tombstone
+    where tombstone.tenant_id = tenant
+        and tombstone.access_id = find_source.access_id
+        and tombstone.source_digest = source_digest(find_source.source_type, find_source.source_id);
+    -- An erasure of the tenant, the owner, the project or the source counts as a deletion.
+    select buried + count(*) into buried
+    from rag_erasures as erasure
+    where erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
+        and erasure.subject_digest in (
+            erasure_digest('tenant', tenant, '{}'),
+            erasure_digest('user', tenant, array[find_source.user_id::text]),
+            erasure_digest('project', tenant, array[find_source.project_id]),
+            erasure_digest('project', tenant, array[find_source.project_id, find_source.user_id::text]),
+            erasure_digest('source', tenant, array[find_source.source_id]),
+            erasure_digest('source', tenant, array[find_source.source_id, find_source.source_type])
+        );
+    return query
+    select document.id, document.access_id, document.source_hash, document.updated_at, buried
+    from (select 1) as once
+    left join rag_documents as document
+        on document.tenant_id = tenant
+        and document.scope = find_source.scope
+        and document.user_id is not distinct from find_source.user_id
+        and document.project_id is not distinct from find_source.project_id
+        and document.source_type = find_source.source_type
+        and document.source_id = find_source.source_id
+    order by
+        (document.access_id = find_source.access_id) desc nulls last,
+        document.updated_at desc,
+        document.id;
+end
+$$;
+
+comment on function find_source(bigint, text, bigint, text, text, text) is 'What is stored of a source for this owner: its documents (more than one only while tags change), the one of the wanted class first, and how often it was deleted. One row at least, with nulls when nothing is stored';
+
+create function bury_source(access_id bigint, source_type text, source_id text, reason text)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    buried bigint;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    insert into rag_tombstones as tombstone (tenant_id, access_id, source_digest, reason)
+    values (
+        tenant,
+        bury_source.access_id,
+        source_digest(bury_source.source_type, bury_source.source_id),
+        bury_source.reason
+    )
+    on conflict (tenant_id, access_id, source_digest) do update
+    set generation = tombstone.generation + 1,
+        reason = excluded.reason,
+        updated_at = excluded.updated_at
+    returning tombstone.generation into buried;
+    return buried;
+end
+$$;
+
+comment on function bury_source(bigint, text, text, text) is 'Remembers that a source was deleted, so that an ingest that began before does not bring it back; returns how often it was';
+
+create function search_mode(embedding_model text, scope text, document_ids uuid[])
+returns text
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return (
+        select case
+            when count(*) = 0 then 'none'
+            when count(*) filter (where chunk.embedding_model = search_mode.embedding_model) = 0 then 'keyword'
+            when count(*) filter (where chunk.embedding_model = search_mode.embedding_model) < count(*) then 'partial'
+            else 'hybrid'
+        end
+        from rag_chunks as chunk
+        where chunk.tenant_id = (select my_tenant_id())
+            and chunk.access_id = any((select narrowed_access_ids(search_mode.scope))::bigint[])
+            and (search_mode.document_ids is null or chunk.document_id = any(search_mode.document_ids))
+    );
+end
+$$;
+
+comment on function search_mode(text, text, uuid[]) is 'Which arms a search could use where it found nothing; the words of the column mode of rag.search, or none when the principal sees no chunk there';
+
+create function my_queries()
+returns table (
+    tenant_id text, query_id uuid, user_id bigint, project_id text, scope text, query_length integer,
+    query_text text, mode text, embedding_model text, model_used text, result_count integer,
+    citation_count integer, context_tokens integer, confidence integer, action text,
+    retrieval_ms double precision, generation_ms double precision, latency_ms double precision,
+    asked_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.* into me from my_principal() as principal;
+    if not found then
+        return;
+    end if;
+    return query
+    select
+        log.tenant_id,
+        log.id,
+        case when me.user_scope is distinct from 'none' then log.user_id end,
+        case
+            when me.user_scope is null or '*' = any(me.projects) or log.project_id = any(me.projects)
+                then log.project_id
+        end,
+        log.scope,
+        log.query_length,
+        case when me.user_scope is null or me.user_scope = 'text' then log.query_text end,
+        log.mode, log.embedding_model, log.model_used, log.result_count,
+        log.citation_count, log.context_tokens, log.confidence, log.action,
+        log.retrieval_ms, log.generation_ms, log.latency_ms,
+        log.created_at
+    from rag_query_logs as log;
+end
+$$;
+
+comment on function my_queries() is 'The principal''s own questions; for an analyst those of the tenant: their text only with user_scope text, who asked not with none, projects as far as they are the analyst''s';
+
+create function my_query_chunks()
+returns table (
+    tenant_id text, query_id uuid, user_id bigint, rank integer, document_id uuid, chunk_index integer,
+    score double precision, cosine double precision, cited boolean
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        hit.tenant_id, hit.query_id, hit.user_id, hit.rank, hit.document_id, hit.chunk_index,
+        hit.score, hit.cosine, hit.cited
+    from rag_query_log_chunks as hit
+    join rag_documents as document
+        on document.tenant_id = hit.tenant_id
+        and document.id = hit.document_id;
+end
+$$;
+
+comment on function my_query_chunks() is 'What the questions of my_queries() got back, as far as the principal may read the documents';
+
+create function my_members()
+returns table (owner_user_id bigint, project_id text, member_user_id bigint, may_write boolean, created_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        membership.owner_user_id, membership.project_id, membership.member_user_id, membership.may_write,
+        membership.created_at
+    from rag_project_members as membership
+    order by 1, 2, 3;
+end
+$$;
+
+comment on function my_members() is 'Projects that the principal''s user shares, or has been given';
+
+create function share_project(project_id text, member_user_id bigint, may_write boolean)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.tenant_id, principal.user_id into me from my_principal() as principal;
+    if me.user_id is null then
+        raise exception 'a project belongs to a user' using errcode = 'insufficient_privilege';
+    end if;
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
+    insert into rag_project_members (tenant_id, owner_user_id, project_id, member_user_id, may_write)
+    values (me.tenant_id, me.user_id, share_project.project_id, share_project.member_user_id, share_project.may_write)
+    on conflict (tenant_id, member_user_id, owner_user_id, project_id) do update
+    set may_write = excluded.may_write;
+end
+$$;
+
+comment on function share_project(text, bigint, boolean) is 'Shares the principal''s own project with another user of the tenant, or changes whether they may write';
+
+create function unshare_project(project_id text, member_user_id bigint)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    delete from rag_project_members as membership
+    where membership.owner_user_id = my_user_id()
+        and membership.project_id = unshare_project.project_id
+        and membership.member_user_id = unshare_project.member_user_id;
+    return found;
+end
+$$;
+
+comment on function unshare_project(text, bigint) is 'Ends the sharing of the principal''s own project with a user; false when it was not shared with them';
