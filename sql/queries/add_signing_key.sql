@@ -1,0 +1,5 @@
+-- Makes a key with which the service signs; its secret is shown this once.
+select
+    key_id,
+    secret
+from rag.add_signing_key()
