@@ -10,18 +10,20 @@ parallel safe
 set search_path = rag, pg_temp
 as $$
 declare
-    -- Key, expiry, code. Longer texts are not even looked at.
+    -- Key, expiry, code. Longer texts are not even looked at. Taken apart without a regular expression:
+    -- one that counts to 64 takes 50 to 180 µs, all the rest of this function 15.
     piece constant text[] := case
-        when length(signature_holds.signature) <= 128
-            then regexp_match(signature_holds.signature, '^([a-z0-9]{1,32})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})$')
+        when length(signature_holds.signature) <= 128 then string_to_array(signature_holds.signature, '.')
     end;
-    -- The time at which the transaction began: what began in time may end.
-    seconds_left constant numeric := cast(piece[2] as numeric) - extract(epoch from now());
     message bytea;
     code text;
 begin
-    -- The service signs for a minute, `rag db psql` for half a day; nothing is signed for longer.
-    if piece is null or seconds_left not between 0 and 43200 then
+    if (cardinality(piece) = 3 and length(piece[2]) <= 12 and piece[2] ~ '^[1-9][0-9]*$') is not true then
+        return false;
+    end if;
+    -- The time at which the transaction began: what began in time may end. The service signs for a
+    -- minute, `rag db psql` for half a day; nothing is signed for longer.
+    if cast(piece[2] as numeric) - extract(epoch from now()) not between 0 and 43200 then
         return false;
     end if;
     -- The expiry comes before whatever may vary in number.
