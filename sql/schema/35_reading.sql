@@ -98,7 +98,7 @@ $$;
 comment on function my_chunks() is 'All chunks that the principal may read, without vectors';
 
 -- Class by class, along the primary key: a foreign id and a missing one are looked for in the same
--- places, and found in none.
+-- places, and found in none. `offset 0` keeps the planner from looking for the id among all of the tenant.
 create function my_document(document_id uuid)
 returns setof rag_documents
 language plpgsql
@@ -111,13 +111,17 @@ set enable_mergejoin = off
 as $$
 begin
     return query
-    select document.*
+    select found.*
     from my_principal() as me
     cross join lateral unnest(my_access_ids()) as mine (access_id)
-    join rag_documents as document
-        on document.tenant_id = me.tenant_id
-        and document.access_id = mine.access_id
-        and document.id = my_document.document_id;
+    cross join lateral (
+        select document.*
+        from rag_documents as document
+        where document.tenant_id = me.tenant_id
+            and document.access_id = mine.access_id
+            and document.id = my_document.document_id
+        offset 0
+    ) as found;
 end
 $$;
 
@@ -135,14 +139,18 @@ set enable_mergejoin = off
 as $$
 begin
     return query
-    select chunk.*
+    select found.*
     from my_principal() as me
     cross join lateral unnest(my_access_ids()) as mine (access_id)
-    join rag_chunks as chunk
-        on chunk.tenant_id = me.tenant_id
-        and chunk.access_id = mine.access_id
-        and chunk.document_id = my_document_chunks.document_id
-    order by chunk.chunk_index;
+    cross join lateral (
+        select chunk.*
+        from rag_chunks as chunk
+        where chunk.tenant_id = me.tenant_id
+            and chunk.access_id = mine.access_id
+            and chunk.document_id = my_document_chunks.document_id
+        offset 0
+    ) as found
+    order by found.chunk_index;
 end
 $$;
 

@@ -104,6 +104,14 @@ STATEMENTS = {
     "chunks of the view": "select * from rag.v_chunks where document_id = %(id)s",
     "usage of the view": "select * from rag.v_source_usage where document_id = %(id)s",
     "find_embeddings": query("find_embeddings"),
+    "delete_document": query("delete_document"),
+    "a title": """
+        update rag.rag_documents set title = 'mine' where tenant_id = 'acme' and access_id = %(own)s and id = %(id)s
+    """,
+}
+# Written by hand, without the class: the rows are the same, and what it costs is not promised to somebody
+# who knows the id (docs/security.md).
+KEYS = {
     "key of a document": "select count(*) from rag.rag_documents where tenant_id = 'acme' and id = %(id)s",
     "key of a chunk": "select count(*) from rag.rag_chunks where tenant_id = 'acme' and document_id = %(id)s",
     "update": "update rag.rag_documents set title = 'mine' where tenant_id = 'acme' and id = %(id)s",
@@ -138,6 +146,8 @@ def parameters(document_id: UUID, own: int) -> dict[str, object]:
         "embedding": unit_vector(1.0),
         "embedding_model": "model",
         "scope": None,
+        "tenant_id": TENANT,
+        "access_id": own,
         "own": own,
     }
 
@@ -170,7 +180,7 @@ def test_a_foreign_document_and_a_missing_one_cost_and_say_the_same(
     scaled: Callable[..., int],
     figure: Callable[[str], None],
 ) -> None:
-    pairs = scaled(test=30, ci=510, prove=5010) // 3
+    pairs = scaled(test=60, ci=510, prove=5010) // 3
     numbers = random.Random(20261121)
     compared = 0
     with site.connect() as connection:
@@ -178,7 +188,7 @@ def test_a_foreign_document_and_a_missing_one_cost_and_say_the_same(
         with connection.transaction(force_rollback=True):
             begin(connection, ASKER)
             own = connection.execute("select access_id from my_classes() where scope = 'user'").fetchone()[0]
-            named = STATEMENTS | REFUSED
+            named = STATEMENTS | REFUSED | KEYS
             for statement in named.values():
                 # Reading the catalog, and planning anew (after five runs, with plans chosen by
                 # themselves), cost buffers that are nobody's.
@@ -191,6 +201,8 @@ def test_a_foreign_document_and_a_missing_one_cost_and_say_the_same(
                 ids = [there, neighbour(there)]
                 numbers.shuffle(ids)
                 first, second = (outcome(connection, named[name], parameters(one, own)) for one in ids)
+                if name in KEYS:
+                    first, second = first[0], second[0]
                 assert first == second, (name, there)
                 compared += 1
     figure(f"foreign against missing in SQL, {plans}: {compared} pairs, {len(named)} statements, 0 differ")
@@ -201,7 +213,9 @@ def test_what_is_compared_can_differ(site: Deployment) -> None:
         begin(connection, ASKER)
         mine = connection.execute("select id from my_documents() limit 1").fetchone()[0]
         for name in ("my_document", "get_document", "search by keyword", "documents of the view", "delete"):
-            outcomes = {outcome(connection, STATEMENTS[name], parameters(one, 0)) for one in (mine, neighbour(mine))}
+            outcomes = {
+                outcome(connection, (STATEMENTS | KEYS)[name], parameters(one, 0)) for one in (mine, neighbour(mine))
+            }
             assert len(outcomes) == 2, name
 
 
