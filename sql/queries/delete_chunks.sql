@@ -31,6 +31,7 @@ removed as (
     using present
     where chunk.tenant_id = %(tenant_id)s
         and chunk.access_id = %(access_id)s
+        and chunk.access_id = any((select rag.my_writable_access_ids())::bigint[])
         and chunk.id = present.id
         and not present.stays
 )

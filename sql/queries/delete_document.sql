@@ -3,5 +3,7 @@
 delete from rag.rag_documents
 where tenant_id = %(tenant_id)s
     and access_id = %(access_id)s
+    -- The policies' own condition: either of the two is enough.
+    and access_id = any((select rag.my_writable_access_ids())::bigint[])
     and id = %(id)s
 returning id

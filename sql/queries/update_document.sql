@@ -16,5 +16,7 @@ set source_uri = %(source_uri)s,
     updated_at = clock_timestamp()
 where tenant_id = %(tenant_id)s
     and access_id = %(access_id)s
+    -- The policies' own condition: either of the two is enough.
+    and access_id = any((select rag.my_writable_access_ids())::bigint[])
     and id = %(id)s
 returning id
