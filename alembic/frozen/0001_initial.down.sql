@@ -31,6 +31,8 @@ drop function search_mode(text, text, uuid[]);
 drop function bury_source(bigint, text, text, text);
 drop function find_source(bigint, text, bigint, text, text, text);
 drop function my_document_chunks(uuid);
+drop function my_sources_among(text[]);
+drop function my_documents_among(uuid[]);
 drop function my_document(uuid);
 drop function my_chunks();
 drop function my_listed_documents();

@@ -94,7 +94,7 @@ create table rag_documents (
     updated_at timestamptz not null default now(),
     content_updated_at timestamptz not null default now(),
     constraint rag_documents_pkey primary key (tenant_id, access_id, id),
-    constraint rag_documents_source unique (tenant_id, access_id, source_type, source_id),
+    constraint rag_documents_source unique (tenant_id, access_id, source_id, source_type),
     constraint rag_documents_class foreign key (tenant_id, access_id)
         references rag_access_classes (tenant_id, access_id) on delete restrict,
     constraint rag_documents_source_lengths check (
@@ -103,6 +103,10 @@ create table rag_documents (
     constraint rag_documents_language check (language ~ '^[a-z]{2}$'),
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
+
+-- Classes differ in size by a factor of a million. Taken for one, the planner counts with the largest, and
+-- looks a document up in the index where it would otherwise read all of a class that it believes to be small.
+alter table rag_documents alter column access_id set (n_distinct = 1);
 
 comment on table rag_documents is 'One row for each ingested source in each access class';
 comment on column rag_documents.tenant_id is 'The tenant';
@@ -1433,6 +1437,65 @@ end
 $$;
 
 comment on function my_document_chunks(uuid) is 'The chunks of one document that the principal may read, in order';
+
+-- What a list of ids or of sources stands for. Each class of the caller is looked through by itself: `offset 0`
+-- keeps the planner from turning the loop around, which would look a listed value up among everybody's rows,
+-- find a foreign one there, and take longer over it than over a missing one.
+create function my_documents_among(document_ids uuid[])
+returns table (document_id uuid)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+begin
+    return query
+    select found.id
+    from unnest(my_access_ids()) as mine (access_id)
+    cross join lateral (
+        select document.id
+        from rag_documents as document
+        where document.tenant_id = tenant
+            and document.access_id = mine.access_id
+            and document.id = any(my_documents_among.document_ids)
+        offset 0
+    ) as found;
+end
+$$;
+
+comment on function my_documents_among(uuid[]) is 'Of the documents with these ids, those that the principal may read; a foreign id costs what a missing one does';
+
+create function my_sources_among(source_ids text[])
+returns table (source_id text, document_id uuid)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+begin
+    return query
+    select found.source_id, found.id
+    from unnest(my_access_ids()) as mine (access_id)
+    cross join lateral (
+        select document.source_id, document.id
+        from rag_documents as document
+        where document.tenant_id = tenant
+            and document.access_id = mine.access_id
+            and document.source_id = any(my_sources_among.source_ids)
+        offset 0
+    ) as found;
+end
+$$;
+
+comment on function my_sources_among(text[]) is 'The documents of these sources that the principal may read; several for a source that is in several classes, or of several types; a foreign source costs what a missing one does';
 
 create function find_source(
     access_id bigint, scope text, user_id bigint, project_id text, source_type text, source_id text
@@ -2973,6 +3036,8 @@ begin
             ('my_chunks()', people, 'rag_principal'),
             ('my_document(uuid)', people, 'rag_principal'),
             ('my_document_chunks(uuid)', service, 'rag_principal'),
+            ('my_documents_among(uuid[])', service, 'rag_principal'),
+            ('my_sources_among(text[])', service, 'rag_principal'),
             ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),

@@ -156,6 +156,65 @@ $$;
 
 comment on function my_document_chunks(uuid) is 'The chunks of one document that the principal may read, in order';
 
+-- What a list of ids or of sources stands for. Each class of the caller is looked through by itself: `offset 0`
+-- keeps the planner from turning the loop around, which would look a listed value up among everybody's rows,
+-- find a foreign one there, and take longer over it than over a missing one.
+create function my_documents_among(document_ids uuid[])
+returns table (document_id uuid)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+begin
+    return query
+    select found.id
+    from unnest(my_access_ids()) as mine (access_id)
+    cross join lateral (
+        select document.id
+        from rag_documents as document
+        where document.tenant_id = tenant
+            and document.access_id = mine.access_id
+            and document.id = any(my_documents_among.document_ids)
+        offset 0
+    ) as found;
+end
+$$;
+
+comment on function my_documents_among(uuid[]) is 'Of the documents with these ids, those that the principal may read; a foreign id costs what a missing one does';
+
+create function my_sources_among(source_ids text[])
+returns table (source_id text, document_id uuid)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+begin
+    return query
+    select found.source_id, found.id
+    from unnest(my_access_ids()) as mine (access_id)
+    cross join lateral (
+        select document.source_id, document.id
+        from rag_documents as document
+        where document.tenant_id = tenant
+            and document.access_id = mine.access_id
+            and document.source_id = any(my_sources_among.source_ids)
+        offset 0
+    ) as found;
+end
+$$;
+
+comment on function my_sources_among(text[]) is 'The documents of these sources that the principal may read; several for a source that is in several classes, or of several types; a foreign source costs what a missing one does';
+
 create function find_source(
     access_id bigint, scope text, user_id bigint, project_id text, source_type text, source_id text
 )

@@ -95,6 +95,8 @@ begin
             ('my_chunks()', people, 'rag_principal'),
             ('my_document(uuid)', people, 'rag_principal'),
             ('my_document_chunks(uuid)', service, 'rag_principal'),
+            ('my_documents_among(uuid[])', service, 'rag_principal'),
+            ('my_sources_among(text[])', service, 'rag_principal'),
             ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),
