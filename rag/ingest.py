@@ -15,7 +15,7 @@ from rag import chunk, language, parse, store
 from rag.chunk import Chunk
 from rag.database import Database
 from rag.embed import Embedder
-from rag.errors import InvalidInput, SourceRetracted
+from rag.errors import InvalidInput, SourceOvertaken
 from rag.parse import ParsedDocument
 from rag.principal import Principal, check_name
 from rag.store import Destination, Known
@@ -107,16 +107,8 @@ async def ingest(
                 max_bytes=max_bytes,
                 progress=progress,
             )
-        except SourceRetracted:
-            again = await store.look_up(
-                database, principal, destination, source_type=source_type, source_id=source.source_id
-            )
-            # Deleted while this was on its way: what was asked later wins. A tombstone is of one class, so
-            # when the tags change as well, all that shows is that the document is gone.
-            deleted = again.generation != known.generation or (
-                known.document_id is not None and again.document_id != known.document_id
-            )
-            if deleted or attempt == ATTEMPTS:
+        except SourceOvertaken:
+            if attempt == ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
 

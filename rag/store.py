@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from rag.chunk import Chunk
 from rag.database import Database, Session
-from rag.errors import DocumentNotFound, InvalidInput, ScopeForbidden, SourceRetracted
+from rag.errors import DocumentNotFound, InvalidInput, ScopeForbidden, SourceOvertaken, SourceRetracted
 from rag.principal import ALL_PROJECTS, Principal, check_tags
 
 Scope = Literal["public", "user", "project"]
@@ -98,6 +98,16 @@ class Known:
     def moves(self) -> bool:
         return self.document_id is not None and self.document_access_id != self.access_id
 
+    def is_retracted(self, present: Known) -> bool:
+        """Whether the source was deleted or erased between this and `present`."""
+        return (
+            present.generation != self.generation
+            # A class that was made anew was erased, and with it the count of earlier deletions.
+            or present.access_id != self.access_id
+            # A tombstone is of one class: when the tags change as well, all that shows is that the document is gone.
+            or (self.document_id is not None and present.document_id != self.document_id)
+        )
+
 
 async def look_up(
     database: Database, principal: Principal, destination: Destination, *, source_type: str, source_id: str
@@ -171,13 +181,16 @@ async def replace(
     """Write a document and its chunks in one transaction; readers see the old or the new, never a mix.
 
     `embeddings` maps each chunk hash to its vector in halfvec's notation. Raises SourceRetracted when
-    the source was deleted or written by somebody else since `known` was read.
+    the source was deleted since `known` was read, SourceOvertaken when it was written by somebody else.
     """
     async with database.transaction(principal, publish=destination.publishes) as session:
         await _lock(session, principal, destination, record.source_type, record.source_id)
         present = await _known(session, principal, destination, record.source_type, record.source_id)
-        if present != known:
+        # Told here and not by looking again afterwards, which would make the class of an erased owner anew.
+        if known.is_retracted(present):
             raise SourceRetracted()
+        if present != known:
+            raise SourceOvertaken()
 
         document: dict[str, Any] = {
             "tenant_id": principal.tenant_id,
@@ -312,7 +325,7 @@ async def _lock(
         source_type,
         source_id,
     )
-    await session.run("lock_source", {"source": json.dumps(named)})
+    await session.run("lock_source", {"tenant_id": principal.tenant_id, "source": json.dumps(named)})
 
 
 def _chunk_key(chunk: Chunk, token_counter: str) -> str:

@@ -1,4 +1,4 @@
--- Makes a key with which the service signs; its secret is shown this once.
+-- Makes a key with which the service signs; its secret is shown this once; as rag_operator.
 select
     key_id,
     secret

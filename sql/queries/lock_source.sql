@@ -1,3 +1,5 @@
--- Waits until nobody else writes this source; held to the end of the transaction.
--- source: text that names tenant, owner and source
-select pg_advisory_xact_lock(hashtextextended(%(source)s, 0))
+-- Waits until nobody erases in the tenant and nobody else writes this source; held to the end of the transaction.
+-- tenant_id: text; source: text that names tenant, owner and source
+select
+    pg_advisory_xact_lock_shared(rag.tenant_lock(%(tenant_id)s)),
+    pg_advisory_xact_lock(hashtextextended(%(source)s, 0))

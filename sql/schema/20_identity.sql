@@ -66,7 +66,7 @@ begin
             and users ~ '^(0|[1-9][0-9]{0,17})$'
             and length(project) <= 128 and project !~ '[[:cntrl:]]'
             and octet_length(tag_list) <= 65536
-            and tag_list ~ '^\s*\[\s*("([^"\\[:cntrl:]]|\\["\\/])*"(\s*,\s*"([^"\\[:cntrl:]]|\\["\\/])*")*)?\s*\]\s*$'
+            and tag_list ~ '^[ \t\n\r]*\[[ \t\n\r]*("([^"\\[:cntrl:]]|\\["\\/])*"([ \t\n\r]*,[ \t\n\r]*"([^"\\[:cntrl:]]|\\["\\/])*")*)?[ \t\n\r]*\][ \t\n\r]*$'
         ) is true then
             tags := array(select jsonb_array_elements_text(cast(tag_list as jsonb)));
             -- Whoever has the password of the service can set variables; only the service can sign.
@@ -353,6 +353,9 @@ begin
     if not found then
         raise exception 'no principal' using errcode = 'insufficient_privilege';
     end if;
+    -- Whoever is about to write in a tenant holds off its erasure until the transaction ends; taken
+    -- before anything is looked up that an erasure changes.
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
     if sorted_tags = '{}' then
         sorted_tags := array['public'];
     end if;
@@ -379,8 +382,6 @@ begin
         raise exception 'the principal may not write to this scope' using errcode = 'insufficient_privilege';
     end if;
 
-    -- Whoever is about to write in a tenant holds off its erasure until the transaction ends.
-    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
     digest := sha256(convert_to(array_to_json(sorted_tags)::text, 'UTF8'));
     loop
         select class.access_id into found_id

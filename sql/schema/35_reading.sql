@@ -303,6 +303,8 @@ stable
 security definer
 set search_path = rag, pg_temp
 as $$
+declare
+    tenant constant text := my_tenant_id();
 begin
     return (
         select case
@@ -311,10 +313,16 @@ begin
             when count(*) filter (where chunk.embedding_model = search_mode.embedding_model) < count(*) then 'partial'
             else 'hybrid'
         end
-        from rag_chunks as chunk
-        where chunk.tenant_id = (select my_tenant_id())
-            and chunk.access_id = any((select narrowed_access_ids(search_mode.scope))::bigint[])
-            and (search_mode.document_ids is null or chunk.document_id = any(search_mode.document_ids))
+        from unnest(narrowed_access_ids(search_mode.scope)) as mine (access_id)
+        -- Class by class, as in my_document().
+        cross join lateral (
+            select chunk.embedding_model
+            from rag_chunks as chunk
+            where chunk.tenant_id = tenant
+                and chunk.access_id = mine.access_id
+                and (search_mode.document_ids is null or chunk.document_id = any(search_mode.document_ids))
+            offset 0
+        ) as chunk
     );
 end
 $$;
@@ -378,9 +386,17 @@ as $$
 begin
     return query
     select
-        hit.tenant_id, hit.query_id, hit.user_id, hit.rank, hit.document_id, hit.chunk_index,
-        hit.score, hit.cosine, hit.cited
-    from rag_query_log_chunks as hit
+        hit.tenant_id,
+        hit.query_id,
+        case when me.user_scope is distinct from 'none' then hit.user_id end,
+        hit.rank,
+        hit.document_id,
+        hit.chunk_index,
+        hit.score,
+        hit.cosine,
+        hit.cited
+    from my_principal() as me
+    cross join rag_query_log_chunks as hit
     join rag_documents as document
         on document.tenant_id = hit.tenant_id
         and document.id = hit.document_id;

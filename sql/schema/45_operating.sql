@@ -60,7 +60,7 @@ begin
 end
 $$;
 
-comment on function retire_signing_key(text) is 'Ends a signing key: what was signed with it is worthless from the next transaction on; false when there was none';
+comment on function retire_signing_key(text) is 'Ends a signing key: what was signed with it is worthless from the next statement on; false when there was none';
 
 create function erasure_kind(
     tenant_id text, user_id bigint, project_id text, source_type text, source_id text
@@ -72,7 +72,11 @@ parallel safe
 set search_path = rag, pg_temp
 as $$
 begin
+    -- 0 and * name nobody: in the logs they stand for whoever asked without a user, or in all projects.
     if coalesce(tenant_id, '') = ''
+        or user_id <= 0
+        or project_id in ('', '*')
+        or source_id = ''
         or (source_type is not null and source_id is null)
         or (source_id is not null and (user_id is not null or project_id is not null)) then
         raise exception 'name a tenant, and at most one of: a user; a project, with its owner or without; a source'
@@ -108,7 +112,11 @@ declare
         forget.tenant_id, forget.user_id, forget.project_id, forget.source_type, forget.source_id
     );
     class_ids bigint[];
+    -- Class and id of each document: an id alone may be a neighbour's as well.
+    document_classes bigint[];
     document_ids uuid[];
+    -- Whose questions and assertions go; null for everybody's.
+    askers bigint[];
     removed bigint;
     total bigint := 0;
     digest constant bytea := erasure_digest(kind, forget.tenant_id, case kind
@@ -135,26 +143,41 @@ begin
                 else false
             end
     );
-    document_ids := array(
-        select document.id
-        from rag_documents as document
-        where document.tenant_id = forget.tenant_id
-            and case kind
-                when 'source' then
-                    document.source_id = forget.source_id
-                    and (forget.source_type is null or document.source_type = forget.source_type)
-                else document.access_id = any(class_ids)
-            end
-    );
+    select coalesce(array_agg(document.access_id), '{}'), coalesce(array_agg(document.id), '{}')
+    into document_classes, document_ids
+    from rag_documents as document
+    where document.tenant_id = forget.tenant_id
+        and case kind
+            when 'source' then
+                document.source_id = forget.source_id
+                and (forget.source_type is null or document.source_type = forget.source_type)
+            else document.access_id = any(class_ids)
+        end;
+    -- In a project of one owner its members asked as well.
+    if forget.user_id is not null then
+        askers := array[forget.user_id] || array(
+            select membership.member_user_id
+            from rag_project_members as membership
+            where membership.tenant_id = forget.tenant_id
+                and membership.owner_user_id = forget.user_id
+                and membership.project_id = forget.project_id
+        );
+    end if;
 
     select count(*) into removed
-    from rag_chunks as chunk
-    where chunk.tenant_id = forget.tenant_id and chunk.document_id = any(document_ids);
+    from unnest(document_classes, document_ids) as erased (access_id, id)
+    join rag_chunks as chunk
+        on chunk.tenant_id = forget.tenant_id
+        and chunk.access_id = erased.access_id
+        and chunk.document_id = erased.id;
     return query select 'rag_chunks', removed;
     total := total + removed;
 
     delete from rag_documents as document
-    where document.tenant_id = forget.tenant_id and document.id = any(document_ids);
+    using unnest(document_classes, document_ids) as erased (access_id, id)
+    where document.tenant_id = forget.tenant_id
+        and document.access_id = erased.access_id
+        and document.id = erased.id;
     get diagnostics removed = row_count;
     return query select 'rag_documents', removed;
     total := total + removed;
@@ -163,9 +186,19 @@ begin
     delete from rag_query_log_chunks as hit
     where hit.tenant_id = forget.tenant_id
         and (
-            kind = 'tenant'
-            or (kind = 'user' and hit.user_id = forget.user_id)
-            or hit.document_id = any(document_ids)
+            hit.document_id = any(document_ids)
+            or (
+                kind <> 'source'
+                and (askers is null or hit.user_id = any(askers))
+                and (kind <> 'project' or exists (
+                    select
+                    from rag_query_logs as log
+                    where log.tenant_id = hit.tenant_id
+                        and log.user_id = hit.user_id
+                        and log.id = hit.query_id
+                        and log.project_id = forget.project_id
+                ))
+            )
         );
     get diagnostics removed = row_count;
     return query select 'rag_query_log_chunks', removed;
@@ -173,35 +206,18 @@ begin
 
     delete from rag_query_logs as log
     where log.tenant_id = forget.tenant_id
-        and case kind
-            when 'tenant' then true
-            when 'user' then log.user_id = forget.user_id
-            when 'project' then
-                log.project_id = forget.project_id
-                and (forget.user_id is null or log.user_id = forget.user_id or exists (
-                    select
-                    from rag_project_members as membership
-                    where membership.tenant_id = forget.tenant_id
-                        and membership.owner_user_id = forget.user_id
-                        and membership.project_id = forget.project_id
-                        and membership.member_user_id = log.user_id
-                ))
-            else false
-        end;
+        and kind <> 'source'
+        and (askers is null or log.user_id = any(askers))
+        and (kind <> 'project' or log.project_id = forget.project_id);
     get diagnostics removed = row_count;
     return query select 'rag_query_logs', removed;
     total := total + removed;
 
     delete from rag_assertions as assertion
     where assertion.tenant_id = forget.tenant_id
-        and case kind
-            when 'tenant' then true
-            when 'user' then assertion.user_id = forget.user_id
-            when 'project' then
-                assertion.project_id = forget.project_id
-                and (forget.user_id is null or assertion.user_id = forget.user_id)
-            else false
-        end;
+        and kind <> 'source'
+        and (askers is null or assertion.user_id = any(askers))
+        and (kind <> 'project' or assertion.project_id = forget.project_id);
     get diagnostics removed = row_count;
     return query select 'rag_assertions', removed;
     total := total + removed;
@@ -252,7 +268,7 @@ begin
 end
 $$;
 
-comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked and share; or a project, of one owner when user_id is given; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
+comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked and share; or a project, of one owner when user_id is given, with what was asked in it; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
 
 create function count_traces(
     tenant_id text,
@@ -276,21 +292,55 @@ declare
 begin
     -- Written apart from forget(), along the readable columns and not along classes: it is its probe.
     return query
-    select 'rag_documents', count(*)
-    from rag_documents as document
-    where document.tenant_id = count_traces.tenant_id
-        and (kind <> 'user' or document.user_id = count_traces.user_id)
-        and (
-            kind <> 'project'
-            or document.project_id = count_traces.project_id
+    with its_documents as (
+        select document.access_id, document.id
+        from rag_documents as document
+        where document.tenant_id = count_traces.tenant_id
             and (count_traces.user_id is null or document.user_id = count_traces.user_id)
-        )
-        and (
-            kind <> 'source'
-            or document.source_id = count_traces.source_id
+            and (count_traces.project_id is null or document.project_id = count_traces.project_id)
+            and (count_traces.source_id is null or document.source_id = count_traces.source_id)
             and (count_traces.source_type is null or document.source_type = count_traces.source_type)
-        )
-    union all
+    ),
+
+    its_classes as (
+        select class.access_id
+        from rag_access_classes as class
+        where class.tenant_id = count_traces.tenant_id
+            and kind <> 'source'
+            and (count_traces.user_id is null or class.user_id = count_traces.user_id)
+            and (count_traces.project_id is null or class.project_id = count_traces.project_id)
+    ),
+
+    its_members as (
+        select membership.member_user_id
+        from rag_project_members as membership
+        where membership.tenant_id = count_traces.tenant_id
+            and kind <> 'source'
+            and (count_traces.project_id is null or membership.project_id = count_traces.project_id)
+            and (
+                count_traces.user_id is null
+                or membership.owner_user_id = count_traces.user_id
+                or (kind = 'user' and membership.member_user_id = count_traces.user_id)
+            )
+    ),
+
+    its_askers as (
+        select count_traces.user_id as asker
+        union
+        select membership.member_user_id
+        from its_members as membership
+        where kind = 'project'
+    ),
+
+    its_questions as (
+        select log.user_id, log.id
+        from rag_query_logs as log
+        where log.tenant_id = count_traces.tenant_id
+            and kind <> 'source'
+            and (count_traces.user_id is null or log.user_id in (select person.asker from its_askers as person))
+            and (count_traces.project_id is null or log.project_id = count_traces.project_id)
+    )
+
     select 'rag_chunks', count(*)
     from rag_chunks as chunk
     left join rag_documents as document
@@ -298,63 +348,42 @@ begin
         and document.access_id = chunk.access_id
         and document.id = chunk.document_id
     where chunk.tenant_id = count_traces.tenant_id
-        and (kind = 'tenant' or document.id is null or (
-            (kind <> 'user' or document.user_id = count_traces.user_id)
-            and (
-                kind <> 'project'
-                or document.project_id = count_traces.project_id
-                and (count_traces.user_id is null or document.user_id = count_traces.user_id)
-            )
-            and (
-                kind <> 'source'
-                or document.source_id = count_traces.source_id
-                and (count_traces.source_type is null or document.source_type = count_traces.source_type)
-            )
-        ))
+        and (
+            document.id is null
+            or (chunk.access_id, chunk.document_id) in (select its.access_id, its.id from its_documents as its)
+        )
     union all
-    select 'rag_query_logs', count(*)
-    from rag_query_logs as log
-    where log.tenant_id = count_traces.tenant_id
-        and kind in ('tenant', 'user')
-        and (kind = 'tenant' or log.user_id = count_traces.user_id)
+    select 'rag_documents', count(*)
+    from its_documents
     union all
     select 'rag_query_log_chunks', count(*)
     from rag_query_log_chunks as hit
     where hit.tenant_id = count_traces.tenant_id
-        and kind in ('tenant', 'user')
-        and (kind = 'tenant' or hit.user_id = count_traces.user_id)
+        and (
+            hit.document_id in (select its.id from its_documents as its)
+            or (hit.user_id, hit.query_id) in (select its.user_id, its.id from its_questions as its)
+        )
+    union all
+    select 'rag_query_logs', count(*)
+    from its_questions
     union all
     select 'rag_assertions', count(*)
     from rag_assertions as assertion
     where assertion.tenant_id = count_traces.tenant_id
-        and kind in ('tenant', 'user')
-        and (kind = 'tenant' or assertion.user_id = count_traces.user_id)
+        and kind <> 'source'
+        and (count_traces.user_id is null or assertion.user_id in (select person.asker from its_askers as person))
+        and (count_traces.project_id is null or assertion.project_id = count_traces.project_id)
     union all
     select 'rag_project_members', count(*)
-    from rag_project_members as membership
-    where membership.tenant_id = count_traces.tenant_id
-        and kind <> 'source'
-        and (kind <> 'user' or count_traces.user_id in (membership.owner_user_id, membership.member_user_id))
-        and (
-            kind <> 'project'
-            or membership.project_id = count_traces.project_id
-            and (count_traces.user_id is null or membership.owner_user_id = count_traces.user_id)
-        )
-    union all
-    select 'rag_access_classes', count(*)
-    from rag_access_classes as class
-    where class.tenant_id = count_traces.tenant_id
-        and kind <> 'source'
-        and (kind <> 'user' or class.user_id = count_traces.user_id)
-        and (
-            kind <> 'project'
-            or class.project_id = count_traces.project_id
-            and (count_traces.user_id is null or class.user_id = count_traces.user_id)
-        )
+    from its_members
     union all
     select 'rag_tombstones', count(*)
     from rag_tombstones as tombstone
-    where tombstone.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    where tombstone.tenant_id = count_traces.tenant_id
+        and (kind = 'tenant' or tombstone.access_id in (select its.access_id from its_classes as its))
+    union all
+    select 'rag_access_classes', count(*)
+    from its_classes
     union all
     select 'rag_service_keys', count(*)
     from rag_service_keys as key
@@ -420,7 +449,11 @@ begin
     return query
     with judged as (
         select
-            class.*,
+            class.access_id,
+            class.scope,
+            class.user_id,
+            class.project_id,
+            class.tags,
             class.tenant_id = explain_access.tenant_id as same_tenant,
             class.tags && held as overlapping,
             class.scope = 'public' as is_public,

@@ -30,7 +30,7 @@ grant select (tenant_id, access_id, document_id) on rag_chunks to rag_steward;
 grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
 grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
 grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
-grant select (tenant_id, user_id, document_id), delete on rag_query_log_chunks to rag_steward;
+grant select (tenant_id, user_id, query_id, document_id), delete on rag_query_log_chunks to rag_steward;
 grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_steward;
 grant select (tenant_id), delete on rag_analysts to rag_steward;
 grant select (tenant_id), delete on rag_service_keys to rag_steward;
@@ -44,7 +44,9 @@ grant update (
 ) on rag_documents to rag_app, rag_publisher;
 grant select (tenant_id, access_id, id, document_id, chunk_index), insert, delete on rag_chunks
 to rag_app, rag_publisher;
-grant insert on rag_query_logs, rag_query_log_chunks, rag_assertions to rag_app, rag_publisher;
+grant insert on rag_query_logs, rag_query_log_chunks to rag_app, rag_publisher;
+-- Its id and time are the database's to say.
+grant insert (tenant_id, key_id, user_id, project_id, tags, action) on rag_assertions to rag_app, rag_publisher;
 
 -- People who operate it.
 grant select, insert, delete on rag_project_members to rag_operator;
@@ -86,7 +88,7 @@ begin
             ('my_classes()', people, 'rag_search'),
             ('whoami()', people, null),
             ('load_service_keys(text)', service, 'rag_search'),
-            ('tenant_lock(text)', array['rag_search', 'rag_principal', 'rag_steward'], null),
+            ('tenant_lock(text)', service || array['rag_search', 'rag_principal', 'rag_steward'], null),
             -- reading
             ('source_digest(text, text)', array['rag_principal'], null),
             ('erasure_digest(text, text, text[])', array['rag_principal', 'rag_steward'], null),

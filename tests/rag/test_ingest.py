@@ -27,6 +27,7 @@ from rag.errors import (
     EmptyDocument,
     InvalidInput,
     ScopeForbidden,
+    SourceOvertaken,
     SourceRetracted,
 )
 from rag.ingest import Ingested, Source, check_metadata, check_source, ingest
@@ -720,7 +721,7 @@ async def test_of_versions_that_race_one_is_stored_whole(put: Put, superuser: st
         return await put(readme(one=f"Version {number}.", two=f"Also {number}."))
 
     done = await asyncio.gather(*(version(number) for number in range(6)), return_exceptions=True)
-    assert {type(one) for one in done} <= {Ingested, SourceRetracted}
+    assert {type(one) for one in done} <= {Ingested, SourceOvertaken}
     assert len({one.document_id for one in done if isinstance(one, Ingested)}) == 1
     (document,) = documents(superuser)
     number = int(document["body"].split("Version ")[1][0])

@@ -14,7 +14,7 @@ import pytest
 
 from rag import chunk, parse
 from rag.database import Database
-from rag.errors import DocumentNotFound, InvalidInput, ScopeForbidden, SourceRetracted
+from rag.errors import DocumentNotFound, InvalidInput, ScopeForbidden, SourceOvertaken, SourceRetracted
 from rag.principal import Principal
 from rag.store import (
     Destination,
@@ -205,7 +205,7 @@ async def test_two_writers_with_different_tags_leave_one_document(database: Data
         *(write(database, "after", principal=BOTH_TAGS, destination=place) for place in places),
         return_exceptions=True,
     )
-    assert {type(one) for one in done} <= {UUID, SourceRetracted}
+    assert {type(one) for one in done} <= {UUID, SourceOvertaken}
     superuser = deployment.url("postgres")
     assert [row["body"] for row in rows(superuser, "select body from rag.rag_documents")] == ["after"]
     assert half_documents(superuser) == []
