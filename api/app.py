@@ -20,26 +20,33 @@ from api.contract import (
     DocumentAnswer,
     IngestAnswer,
     IngestBody,
+    Member,
+    MemberBody,
+    MembersAnswer,
+    Owner,
     Problem,
     QueryAnswer,
     QueryBody,
+    asker_of,
     strict_route,
 )
 from api.errors import add_handlers
-from api.identity import Caller, Door
-from rag import store
+from api.identity import Action, Caller, Door
+from rag import share, store
 from rag.answer import RAGService
 from rag.database import Database
 from rag.errors import RAGServiceError
 from rag.exchange import ChatMessage, RAGRequest
 from rag.ingest import Source, ingest
-from rag.principal import Principal
+from rag.principal import Principal, check_user_id
 from rag.settings import Settings
 
 log = structlog.get_logger(__name__)
 
+CREDENTIALS = "A token of your identity provider, a service key, or the token that `rag serve` prints"
 # Text as JSON grows: every quote and line feed takes two bytes, a control character six.
 JSON_GROWTH = 2
+MEMBER = "/projects/{project_id}/members/{member_user_id}"
 SUFFIX = {"markdown": ".md", "text": ".txt", "yaml": ".yaml"}
 # Named here and defined in `_describe`: a `model` would be declared as application/json.
 PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
@@ -58,7 +65,7 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
                 dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict
             ):
                 log.warning("startup_check", finding=warning)
-            async with RAGService(settings, database) as service:
+            async with door.opened(database), RAGService(settings, database) as service:
                 app.state.service = service
                 yield
 
@@ -83,15 +90,28 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         responses=PROBLEMS,
         route_class=strict_route(JSON_GROWTH * settings.rag_max_document_bytes, identify=door.identify),
         # Says so in the description of the API; the route class has the credential checked before this runs.
-        dependencies=[Depends(HTTPBearer(auto_error=False, description="The token that `rag serve` prints, or a key"))],
+        dependencies=[Depends(HTTPBearer(auto_error=False, description=CREDENTIALS))],
     )
+
+    async def admit(
+        request: Request,
+        action: Action,
+        named: QueryBody | IngestBody | Asker,
+        *,
+        tags: list[str] | None,
+    ) -> tuple[Caller, Principal]:
+        """The caller and whom it speaks for, once that is permitted and recorded."""
+        caller: Caller = request.state.caller
+        caller.check_action(action)
+        principal = caller.principal(
+            tenant_id=named.tenant_id, user_id=named.user_id, project_id=named.project_id, tags=tags
+        )
+        await caller.record(database, principal, action)
+        return caller, principal
 
     @router.post("/query", summary="Answer a question, or return its passages")
     async def query(request: Request, body: QueryBody) -> QueryAnswer:
-        caller = door.admit(request, "query")
-        principal = caller.principal(
-            tenant_id=body.tenant_id, user_id=body.user_id, project_id=body.project_id, tags=body.user_tags
-        )
+        _, principal = await admit(request, "query", body, tags=body.user_tags)
         question = RAGRequest(
             query=body.query,
             chat_history=[ChatMessage(role=one.role, content=one.content) for one in body.chat_history or []],
@@ -110,13 +130,10 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
 
     @router.post("/ingest", status_code=201, summary="Add or replace a document")
     async def ingest_document(request: Request, response: Response, body: IngestBody) -> IngestAnswer:
-        caller = door.admit(request, "ingest")
-        principal = caller.principal(
-            tenant_id=body.tenant_id,
-            user_id=body.user_id,
-            project_id=body.project_id,
-            tags=caller.writing_tags(body.tags) if body.user_tags is None else body.user_tags,
-        )
+        tags = body.user_tags
+        if tags is None:
+            tags = request.state.caller.writing_tags(body.tags)
+        caller, principal = await admit(request, "ingest", body, tags=tags)
         service: RAGService = request.app.state.service
         ingested = await ingest(
             Source(
@@ -147,24 +164,39 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
 
     @router.get("/documents/{document_id}", summary="Read one document")
     async def read_document(request: Request, document_id: UUID, asker: Annotated[Asker, Query()]) -> DocumentAnswer:
-        principal = _asserted(door.admit(request, "query"), asker)
+        _, principal = await admit(request, "query", asker, tags=asker.user_tags)
         row = await store.read_document(database, principal, document_id)
         return DocumentAnswer.model_validate({"document_id": row["id"], **row})
 
     @router.delete("/documents/{document_id}", status_code=204, summary="Delete one document")
     async def delete_document(request: Request, document_id: UUID, asker: Annotated[Asker, Query()]) -> None:
-        caller = door.admit(request, "delete")
-        principal = _asserted(caller, asker)
+        caller, principal = await admit(request, "delete", asker, tags=asker.user_tags)
         caller.check_scope((await store.read_document(database, principal, document_id))["scope"])
         await store.remove_document(database, principal, document_id, reason="deleted")
 
+    @router.get("/projects/{project_id}/members", summary="List with whom one's own project is shared")
+    async def list_members(request: Request, project_id: str, owner: Annotated[Owner, Query()]) -> MembersAnswer:
+        _, principal = await admit(request, "query", asker_of(owner, project_id), tags=owner.user_tags)
+        found = await share.members(database, principal)
+        return MembersAnswer(members=[Member.model_validate(row) for row in found])
+
+    @router.put(MEMBER, status_code=204, summary="Share one's own project, or change what a member may do")
+    async def put_member(request: Request, project_id: str, member_user_id: str, body: MemberBody) -> None:
+        caller, principal = await admit(request, "ingest", asker_of(body, project_id), tags=body.user_tags)
+        caller.check_scope("project")
+        member = check_user_id(member_user_id, field="member_user_id")
+        await share.share(database, principal, member_user_id=member, may_write=body.may_write)
+
+    @router.delete(MEMBER, status_code=204, summary="End the sharing of one's own project with a user")
+    async def remove_member(
+        request: Request, project_id: str, member_user_id: str, owner: Annotated[Owner, Query()]
+    ) -> None:
+        caller, principal = await admit(request, "delete", asker_of(owner, project_id), tags=owner.user_tags)
+        caller.check_scope("project")
+        member = check_user_id(member_user_id, field="member_user_id")
+        await share.unshare(database, principal, member_user_id=member)
+
     return router
-
-
-def _asserted(caller: Caller, asker: Asker) -> Principal:
-    return caller.principal(
-        tenant_id=asker.tenant_id, user_id=asker.user_id, project_id=asker.project_id, tags=asker.user_tags
-    )
 
 
 def _probes(database: Database, door: Door) -> APIRouter:
@@ -185,14 +217,16 @@ def _probes(database: Database, door: Door) -> APIRouter:
         responses={401: PROBLEM, 403: PROBLEM, 421: PROBLEM, 503: {"description": "Unhealthy"}},
     )
     async def health(request: Request) -> JSONResponse:
+        # First, since what follows takes a connection.
+        caller = await door.identify(request) if "authorization" in request.headers else None
         try:
             await database.ping()
             reachable = True
         except RAGServiceError:
             reachable = False
         body: dict[str, object] = {"status": "healthy" if reachable else "unhealthy"}
-        if request.headers.get("authorization") is not None:
-            door.admit(request, "query")
+        if caller is not None:
+            caller.check_action("query")
             service: RAGService = request.app.state.service
             body |= {
                 "database": {"reachable": reachable},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from rag.exchange import MAX_QUESTION_BYTES, Narrowing, Passage, RAGResponse
 from rag.ingest import Ingested
+from rag.scope import MAX_LISTED, MAX_PATH_LENGTH
 from rag.store import Scope
 
 PROBLEM_JSON = "application/problem+json"
@@ -46,7 +47,14 @@ class QueryBody(Body):
     project_id: ProjectId = None
     user_tags: Tags = None
     scope: Narrowing | None = None
-    document_ids: Annotated[list[Annotated[UUID, Field(strict=False)]] | None, Field(max_length=1000)] = None
+    document_ids: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_PATH_LENGTH)]] | None,
+        Field(
+            min_length=1,
+            max_length=MAX_LISTED,
+            description="With scope documents: ids, or the source_id of each; not both",
+        ),
+    ] = None
     top_k: Annotated[int | None, Field(ge=1, le=100)] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     min_similarity: Annotated[float | None, Field(ge=-1, le=1, allow_inf_nan=False)] = None
@@ -118,6 +126,47 @@ class Asker(BaseModel):
     user_tags: Tags = None
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Owner(BaseModel):
+    """The asserted principal of a request about a project of theirs, which the path names."""
+
+    tenant_id: str | None = None
+    user_id: Annotated[str | None, Field(description="A positive whole number")] = None
+    user_tags: Tags = None
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class MemberBody(Body):
+    """What a member may do; identity fields are the asserted principal, who owns the project."""
+
+    tenant_id: str | None = None
+    user_id: UserId = None
+    user_tags: Tags = None
+    may_write: bool = False
+
+
+def asker_of(owner: Owner | MemberBody, project_id: str) -> Asker:
+    """The owner, naming the project that the path names."""
+    user_id = None if owner.user_id is None else str(owner.user_id)
+    return Asker.model_construct(
+        tenant_id=owner.tenant_id, user_id=user_id, project_id=project_id, user_tags=owner.user_tags
+    )
+
+
+class Member(BaseModel):
+    """Somebody with whom a project is shared."""
+
+    member_user_id: int
+    may_write: bool
+    created_at: datetime
+
+
+class MembersAnswer(BaseModel):
+    """With whom a project is shared, by user."""
+
+    members: list[Member]
 
 
 class IngestAnswer(BaseModel):
@@ -294,11 +343,12 @@ class Problem(BaseModel):
     errors: list[dict[str, str]]
 
 
-def strict_route(max_body_bytes: int, *, identify: Callable[[Request], object]) -> type[APIRoute]:
+def strict_route(max_body_bytes: int, *, identify: Callable[[Request], Awaitable[object]]) -> type[APIRoute]:
     """A route that reads bodies of at most so many bytes, and JSON as RFC 8259 has it.
 
-    `identify` raises for a caller that is not known, before anything of the body is read. The library
-    would take UTF-16, NaN, and the last of two equal keys.
+    `identify` raises for a caller that is not known, before anything of the body is read; one that is
+    known stands in `request.state.caller`. The library would take UTF-16, NaN, and the last of two equal
+    keys.
     """
 
     class StrictRequest(Request):
@@ -334,7 +384,7 @@ def strict_route(max_body_bytes: int, *, identify: Callable[[Request], object]) 
             handle = super().get_route_handler()
 
             async def strictly(request: Request) -> Response:
-                identify(request)
+                request.state.caller = await identify(request)
                 if self.body_field is not None and not _is_json(request.headers.get("content-type", "")):
                     raise HTTPException(415, "The body must be application/json")
                 length = request.headers.get("content-length", "")

@@ -25,11 +25,14 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.DocumentTooLarge: (413, "document_too_large"),
     errors.UnreadableDocument: (422, "unreadable_document"),
     errors.UnsupportedFormat: (415, "unsupported_format"),
+    errors.MultipleOrganizations: (422, "multi_org"),
     errors.AccessError: (403, "forbidden"),
     errors.Unauthenticated: (401, "unauthenticated"),
+    errors.IssuerUnavailable: (503, "issuer_unavailable"),
     errors.PrincipalMismatch: (403, "principal_mismatch"),
     errors.ScopeForbidden: (403, "scope_forbidden"),
     errors.DocumentNotFound: (404, "not_found"),
+    errors.MemberNotFound: (404, "not_found"),
     errors.SourceRetracted: (409, "source_changed"),
     errors.DatabaseError: (500, "database_error"),
     errors.DatabaseUnavailable: (503, "database_unavailable"),
@@ -129,9 +132,17 @@ def add_handlers(app: FastAPI) -> None:
 async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.RAGServiceError)
     status, code = status_of(error)
+    cause = error.__cause__ or error
     if status >= 500:
-        cause = type(error.__cause__ or error).__name__
-        log.warning("request_failed", request_id=_request_id(request), code=code, cause=cause)
+        log.warning("request_failed", request_id=_request_id(request), code=code, cause=type(cause).__name__)
+    elif status == 401:
+        # What was wrong with a credential is for the operator to know, and for nobody else.
+        log.info(
+            "credential_refused",
+            request_id=_request_id(request),
+            cause=type(cause).__name__,
+            field=cause.field if isinstance(cause, errors.InvalidInput) else None,
+        )
     fields = [{"field": error.field, "message": error.message}] if error.field else []
     title = (type(error).__doc__ or "").strip().rstrip(".")
     return problem(request, status=status, code=code, title=title, detail=error.message, fields=fields)

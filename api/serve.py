@@ -13,9 +13,10 @@ import structlog
 import uvicorn
 
 from api.app import create_app
-from api.identity import Door, loopback_door, new_token, service_door
+from api.identity import Door, configured_door, loopback_door, new_token
 from rag import deployment, screen
-from rag.errors import AccessError
+from rag.database import MIXED_UP, Database
+from rag.errors import AccessError, BarrierDown
 from rag.settings import Settings
 
 
@@ -25,7 +26,8 @@ def run(settings: Settings, *, host: str, port: int) -> None:
     _log_as_json()
     place = deployment.locate(settings)
     asyncio.run(_check(place, settings))
-    app = create_app(settings, database=place.open(settings), door=door)
+    database = place.open(settings)
+    app = create_app(settings, database=database, door=door)
     announcement = []
     if token is not None:
         url = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
@@ -35,26 +37,39 @@ def run(settings: Settings, *, host: str, port: int) -> None:
     config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False, server_header=False)
     # An interrupt from the keyboard is how it is meant to end.
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, announcement).run()
+        _Server(config, announcement, database).run()
+    if database.is_down:
+        raise BarrierDown(MIXED_UP)
 
 
 class _Server(uvicorn.Server):
-    """Announces itself once it listens: on a port that is taken, somebody else would get the token."""
+    """Announces itself once it listens: on a port that is taken, somebody else would get the token.
 
-    def __init__(self, config: uvicorn.Config, announcement: list[str]) -> None:
+    Ends by itself when the barrier is down: started again, it is checked before the port is open.
+    """
+
+    def __init__(self, config: uvicorn.Config, announcement: list[str], database: Database) -> None:
         super().__init__(config)
         self._announcement = announcement
+        self._database = database
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for line in self._announcement:
             screen.out.print(line)
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._database.is_down
+
 
 def _door(settings: Settings, host: str) -> tuple[Door, str | None]:
-    """The trusted service's door when it has a key; else the loopback door, with its token."""
-    if settings.rag_service_key_sha256 is not None or not _is_loopback(host):
-        return service_door(settings), None
+    """The door for those that the settings let in; else, on loopback alone, one with a token of its own."""
+    on_loopback = _is_loopback(host)
+    door = configured_door(settings)
+    if door is not None:
+        return door, None
+    if not on_loopback:
+        raise AccessError("to serve beyond loopback, set RAG_SERVICE_KEYS=1 or RAG_JWT_ISSUER and what belongs to it")
     token = new_token()
     return loopback_door(token), token
 
@@ -68,7 +83,7 @@ def _is_loopback(host: str) -> bool:
 
 async def _check(place: deployment.Deployment, settings: Settings) -> None:
     async with place.open(settings) as database:
-        await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+        await database.prove_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
 
 
 def _log_as_json() -> None:

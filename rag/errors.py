@@ -41,6 +41,10 @@ class UnsupportedFormat(InvalidInput):
     """Documents of this format are not accepted."""
 
 
+class MultipleOrganizations(InvalidInput):
+    """The documents belong to more than one organization."""
+
+
 # --- who is asking -------------------------------------------------------------------------------
 
 
@@ -50,6 +54,10 @@ class AccessError(RAGServiceError):
 
 class Unauthenticated(AccessError):
     """A valid credential is required."""
+
+
+class IssuerUnavailable(RAGServiceError):
+    """The keys of the identity provider cannot be had; try again shortly."""
 
 
 class PrincipalMismatch(AccessError):
@@ -64,8 +72,16 @@ class DocumentNotFound(RAGServiceError):
     """No such document."""
 
 
+class MemberNotFound(RAGServiceError):
+    """The project is not shared with this user."""
+
+
 class SourceRetracted(RAGServiceError):
     """The source was deleted or changed while it was being ingested; send it again."""
+
+
+class SourceOvertaken(SourceRetracted):
+    """Somebody else wrote the source while it was being ingested; send it again."""
 
 
 # --- the database --------------------------------------------------------------------------------

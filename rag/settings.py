@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -30,6 +31,18 @@ DEFAULT_MODEL_LIMITS = {
 }
 
 
+SignatureAlgorithm = Literal["EdDSA", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
+
+
+def _checked_key_set_url(url: str) -> str:
+    # Whoever can answer for this address can let anybody in.
+    parts = urlsplit(url)
+    own = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or not (own or parts.scheme == "https"):
+        raise ValueError("must be an https address; http only on this machine")
+    return url
+
+
 class Settings(BaseSettings):
     """All settings. Environment variables are the upper-case field names."""
 
@@ -42,6 +55,10 @@ class Settings(BaseSettings):
     """Logs in as rag_publisher, the only role that may write scope public."""
     rag_migration_database_url: SecretStr | None = None
     """Logs in as rag_migrator."""
+    rag_operator_database_url: SecretStr | None = None
+    """Logs in as rag_operator: for the commands of people who operate it, never in the service."""
+    rag_admin_database_url: SecretStr | None = None
+    """Logs in as a role that may make others: for `rag analyst` alone."""
     rag_signing_key: SecretStr | None = None
     """Signs the identity of every transaction: name and secret of a key of the database, from `rag keys sign`.
     The embedded database keeps its own."""
@@ -49,6 +66,9 @@ class Settings(BaseSettings):
     """Where the embedded database keeps its state, relative to the working directory."""
     rag_pool_size: Annotated[int, Field(ge=1, le=1000)] = 5
     rag_pool_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    rag_prepared_statements: bool = False
+    """Let the server keep statements that are asked often, which a pooler in the path has to keep track of. It
+    saves less than a tenth of a query's time (docs/operating.md)."""
     rag_strict: bool = False
     """Warnings of the start-up check become refusals."""
 
@@ -101,12 +121,29 @@ class Settings(BaseSettings):
     rag_log_query_text: bool = False
     """Store the text of questions in rag_query_logs; otherwise their hash and length only."""
 
-    # The trusted service: one key, its tenant, and what it may assert.
-    rag_service_key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    rag_service_tenant_id: str | None = None
-    rag_service_actions: frozenset[Literal["query", "ingest", "delete"]] = frozenset({"query", "ingest", "delete"})
-    rag_service_scopes: frozenset[Literal["public", "user", "project"]] = frozenset({"user", "project"})
-    rag_service_tags: frozenset[str] = frozenset({"public"})
+    # Who may call, beside the holder of the token that `rag serve` prints on loopback.
+    rag_service_keys: bool = False
+    """Trusted services, by the keys in rag_service_keys."""
+    rag_jwt_issuer: Annotated[str, Field(min_length=1)] | None = None
+    """End users, by tokens with this `iss`; audience and key set must be set as well."""
+    rag_jwt_audience: Annotated[str, Field(min_length=1)] | None = None
+    rag_jwt_jwks_url: Annotated[str, AfterValidator(_checked_key_set_url)] | None = None
+    """Where the issuer publishes its keys; https, unless it is this machine."""
+    rag_jwt_algorithms: Annotated[frozenset[SignatureAlgorithm], Field(min_length=1)] = frozenset(
+        {"EdDSA", "RS256", "ES256"}
+    )
+    """None with a shared secret: the public key of another algorithm would be one."""
+    rag_jwt_tenant_claim: Annotated[str, Field(min_length=1)] = "tenant_id"
+    rag_jwt_user_claim: Annotated[str, Field(min_length=1)] = "sub"
+    """A positive whole number or its decimal string."""
+    rag_jwt_projects_claim: Annotated[str, Field(min_length=1)] = "projects"
+    """A list. In a token that has it, no other project can be named."""
+    rag_jwt_tags_claim: Annotated[str, Field(min_length=1)] = "tags"
+    """A list; public in a token without it."""
+    rag_jwt_roles_claim: Annotated[str, Field(min_length=1)] = "roles"
+    """A list, or words in one text as in `scope`."""
+    rag_jwt_publisher_role: Annotated[str, Field(min_length=1)] | None = None
+    """The role that may write scope public. None = nobody."""
 
     @property
     def embedding_model(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -26,8 +25,12 @@ from packaging.utils import canonicalize_name
 from pydantic import AliasChoices
 
 from rag import embedded, migrate
+from rag.database import Database
 from rag.embedded import EmbeddedPostgres
+from rag.keys import KeyRing, new_key
+from rag.principal import Principal
 from rag.settings import Settings
+from rag.sign import Signer
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCKER = ROOT / "docker"
@@ -177,18 +180,17 @@ def test_every_mounted_file_exists():
 # --- the passwords -------------------------------------------------------------------------------
 
 
-def first_command_of_the_readme() -> str:
-    return (DOCKER / "README.md").read_text("utf-8").split("```sh\n")[1].split("```")[0]
+def command_of_the_readme(number: int) -> str:
+    return (DOCKER / "README.md").read_text("utf-8").split("```sh\n")[number].split("```")[0]
 
 
 @pytest.fixture
-def env_file(tmp_path: Path) -> tuple[Path, str]:
-    """A `.env` as the README makes it, and what the command printed."""
+def env_file(tmp_path: Path) -> Path:
+    """A `.env` as the README makes it."""
     (tmp_path / "docker").mkdir()
-    said = subprocess.run(
-        ["sh", "-c", first_command_of_the_readme()], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    return tmp_path / "docker" / ".env", said.stdout
+    made = subprocess.run(["sh", "-c", command_of_the_readme(1)], cwd=tmp_path, check=True, capture_output=True)
+    assert made.stdout == b""
+    return tmp_path / "docker" / ".env"
 
 
 def variables(path: Path) -> dict[str, str]:
@@ -196,27 +198,22 @@ def variables(path: Path) -> dict[str, str]:
 
 
 def test_readme_makes_all_secrets_and_nobody_else_can_read_them(env_file):
-    path, said = env_file
-    made = variables(path)
+    made = variables(env_file)
     assert made.keys() == set(re.findall(r"\$\{(\w+):\?", COMPOSE_TEXT))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(env_file.stat().st_mode) == 0o600
     passwords = [value for name, value in made.items() if name.endswith("PASSWORD")]
     assert len(set(passwords)) == 4
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords)
-    key = said.removeprefix("service key: ").strip()
-    assert re.fullmatch("[0-9a-f]{48}", key)
-    assert made["RAG_SERVICE_KEY_SHA256"] == hashlib.sha256(key.encode()).hexdigest()
 
 
 def test_readme_never_overwrites_the_secrets_of_a_running_system(env_file):
-    path, _ = env_file
-    before = path.read_bytes()
+    before = env_file.read_bytes()
     again = subprocess.run(
-        ["sh", "-c", first_command_of_the_readme()], cwd=path.parents[1], capture_output=True, check=False
+        ["sh", "-c", command_of_the_readme(1)], cwd=env_file.parents[1], capture_output=True, check=False
     )
     assert again.returncode != 0
     assert again.stdout == b""
-    assert path.read_bytes() == before
+    assert env_file.read_bytes() == before
 
 
 # --- the first start of the database -------------------------------------------------------------
@@ -267,6 +264,59 @@ def test_first_start_fails_when_a_password_is_missing(server):
     assert first_start(server, {name: PASSWORDS[name] for name in ("MIGRATOR_PASSWORD", "APP_PASSWORD")}) != 0
 
 
+# Stands for the engine: runs psql here, and has nothing to migrate.
+ENGINE = """
+docker() {
+  if [ "$7" = psql ]; then shift 7; "$PSQL" --no-password "$@"; else test "$4 $7" = "run migrate"; fi
+}
+"""
+
+
+def make_keys(env_file: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the second command of the README."""
+    return subprocess.run(
+        ["sh", "-c", ENGINE + command_of_the_readme(2)],
+        cwd=env_file.parents[1],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def test_readme_makes_keys_with_which_the_service_starts_and_is_called(server, env_file):
+    assert first_start(server, PASSWORDS) == 0
+    url = f"postgresql://rag_migrator:aa11@{embedded.HOST}:{server.port}/{embedded.DATABASE}"
+    migrate.upgrade(url, dimensions=512)
+    made = make_keys(
+        env_file,
+        PSQL=str(server.binary("psql")),
+        PGHOST=embedded.HOST,
+        PGPORT=str(server.port),
+        PGPASSWORD=server.password("postgres"),
+    )
+    assert made.returncode == 0, made.stderr
+    assert stat.S_IMODE(env_file.stat().st_mode) == 0o600
+    signer = Signer.parse(variables(env_file)["RAG_SIGNING_KEY"])
+    credential = made.stdout.removeprefix("service key: ").strip()
+    assert credential[-48:] not in env_file.read_text("utf-8")
+    ring = KeyRing()
+    app_url = f"postgresql://rag_app:bb22@{embedded.HOST}:{server.port}/{embedded.DATABASE}"
+    async with Database(app_url, signer=signer) as database, ring.kept_current(database):
+        key = ring.find(credential)
+        assert key is not None
+        assert (key.tenant_id, key.act_as, key.tags, key.scopes) == ("acme", True, {"public"}, {"user", "project"})
+        async with database.transaction(Principal(tenant_id="acme", user_id=7)):
+            pass
+
+
+def test_readme_leaves_the_secrets_alone_when_no_key_can_be_made(env_file):
+    before = env_file.read_bytes()
+    made = make_keys(env_file, PSQL="false")
+    assert made.returncode != 0
+    assert (made.stdout, env_file.read_bytes()) == ("", before)
+
+
 # --- with an engine ------------------------------------------------------------------------------
 
 
@@ -305,17 +355,28 @@ def test_image_has_the_migrations_and_no_root(image):
 def test_composition_answers_a_question(image, tmp_path):
     if subprocess.run(["docker", "compose", "version"], check=False, capture_output=True).returncode != 0:
         pytest.skip("RAG_TEST_DOCKER=1 is set, and Docker has no Compose")
-    key = secrets.token_hex(16)
+    key = new_key()
     env_file = tmp_path / "env"
     env_file.write_text(
         "".join(f"{role}_PASSWORD={secrets.token_hex(16)}\n" for role in ("POSTGRES", "MIGRATOR", "APP", "PUBLISHER"))
-        + f"RAG_SERVICE_KEY_SHA256={hashlib.sha256(key.encode()).hexdigest()}\nRAG_SERVICE_TENANT_ID=acme\n"
         # 0: the engine chooses a free port
         + "RAG_LLM_PROVIDER=extractive\nAPI_PORT=0\n"
     )
     project = ("compose", "--project-name", f"palisade-test-{secrets.token_hex(4)}", "--env-file", str(env_file))
     project += ("--file", "docker/compose.yaml")
+    psql = ("exec", "-T", "postgres", "psql", "-qAtX", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "palisade", "-c")
     try:
+        docker(*project, "run", "--rm", "migrate")
+        signing = docker(*project, *psql, "select key_id || '.' || secret from rag.add_signing_key()").strip()
+        env_file.write_text(env_file.read_text() + f"RAG_SIGNING_KEY={signing}\n")
+        docker(
+            *project,
+            *psql,
+            "insert into rag.rag_service_keys"
+            " (tenant_id, key_id, name, secret_sha256, actions, scopes, tags, act_as, expires_at)"
+            f" values ('acme', '{key.key_id}', 'test', '\\x{key.secret_sha256.hex()}', '{{query,ingest}}', '{{user}}',"
+            " '{public}', true, now() + interval '1 hour')",
+        )
         docker(*project, "up", "--detach", "api")
         address = docker(*project, "port", "api", "8000").strip()
 
@@ -323,7 +384,7 @@ def test_composition_answers_a_question(image, tmp_path):
             request = urllib.request.Request(
                 f"http://{address}{path}",
                 json.dumps(body).encode(),
-                {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+                {"Authorization": f"Bearer {key.text}", "Content-Type": "application/json"},
             )
             with urllib.request.urlopen(request, timeout=30) as response:
                 return json.load(response)

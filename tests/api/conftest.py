@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager
 import pytest
 from starlette.testclient import TestClient
 
-from api.identity import service_door
+from api.identity import Door
+from rag.keys import KeyRing
 from rag.settings import Settings
-from tests.api.running import KEY, KEY_SHA256, Person, running
+from tests.api.running import Person, issued_key, running
 from tests.conftest import Deployment
 
 # The one tenant of the trusted service.
@@ -33,21 +34,13 @@ def client(site: Deployment, settings: Settings) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="session")
-def service_settings(settings: Settings) -> Settings:
-    """A trusted service of tenant acme that may not publish."""
-    return settings.model_copy(
-        update={
-            "rag_service_key_sha256": KEY_SHA256,
-            "rag_service_tenant_id": ACME,
-            "rag_service_tags": frozenset({"public", "hr"}),
-        }
-    )
-
-
-@pytest.fixture(scope="session")
-def service(site: Deployment, service_settings: Settings) -> Iterator[TestClient]:
-    """What `rag serve` runs for one trusted service, with its key; logs in as rag_publisher as well."""
-    with running(site, service_settings, door=service_door(service_settings), credential=KEY) as started:
+def service(site: Deployment, settings: Settings) -> Iterator[TestClient]:
+    """What `rag serve` runs for trusted services, with the key of one that speaks for people of acme, in two
+    tags, and may not publish; logs in as rag_publisher as well.
+    """
+    key = issued_key(site, tenant_id=ACME, act_as=True, tags=["public", "hr"])
+    # Asks for the keys so often that tests need not wait for those that they make.
+    with running(site, settings, door=Door(keys=KeyRing(refresh_s=0.05)), credential=key.text) as started:
         yield started
 
 

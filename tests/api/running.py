@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,31 @@ from starlette.testclient import TestClient
 from api.app import create_app
 from api.identity import Door, loopback_door
 from rag.database import Database
+from rag.keys import NewKey, new_key
 from rag.settings import Settings
 from tests.conftest import SIGNER, Deployment
+from tests.fakes import refusing_url
 
 TOKEN = "the-token-that-serve-prints"
-KEY = "the-key-of-the-trusted-service"
-KEY_SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
 JSON = {"Content-Type": "application/json"}
+
+
+def database_of(
+    deployment: Deployment, *, publishes: bool = True, pool_size: int = 3, pool_timeout_s: float = 5.0
+) -> Database:
+    """The pools of the service, not yet opened."""
+    return Database(
+        deployment.url("rag_app"),
+        signer=SIGNER,
+        publisher_url=deployment.url("rag_publisher") if publishes else None,
+        pool_size=pool_size,
+        pool_timeout_s=pool_timeout_s,
+    )
+
+
+def nowhere() -> Database:
+    """The pools of a database that does not answer, never to be opened."""
+    return Database(refusing_url().replace("http", "postgresql"), signer=SIGNER)
 
 
 @contextmanager
@@ -31,18 +48,11 @@ def running(
     *,
     door: Door | None = None,
     credential: str = TOKEN,
-    publishes: bool = True,
-    pool_size: int = 3,
-    pool_timeout_s: float = 5.0,
+    database: Database | None = None,
+    **pools: Any,
 ) -> Iterator[TestClient]:
     """A client of an application that has started; on loopback unless another door is given."""
-    database = Database(
-        deployment.url("rag_app"),
-        signer=SIGNER,
-        publisher_url=deployment.url("rag_publisher") if publishes else None,
-        pool_size=pool_size,
-        pool_timeout_s=pool_timeout_s,
-    )
+    database = database or database_of(deployment, **pools)
     app = create_app(settings, database=database, door=door or loopback_door(TOKEN))
     with TestClient(
         app,
@@ -53,12 +63,49 @@ def running(
         yield client
 
 
+def issued_key(
+    deployment: Deployment,
+    *,
+    tenant_id: str,
+    actions: Sequence[str] = ("query", "ingest", "delete"),
+    scopes: Sequence[str] = ("user", "project"),
+    tags: Sequence[str] | None = None,
+    act_as: bool = False,
+    user_ids: Sequence[int] | None = None,
+    project_ids: Sequence[str] | None = None,
+    valid_for: str = "1 hour",
+) -> NewKey:
+    """A service key as the operator makes one."""
+    key = new_key()
+    with deployment.connect("rag_operator") as connection:
+        connection.execute(
+            "insert into rag_service_keys (tenant_id, key_id, name, secret_sha256, actions, scopes, tags, act_as,"
+            " user_ids, project_ids, expires_at)"
+            " values (%s, %s, 'a service', %s, %s, %s, %s, %s, %s, %s, now() + cast(%s as interval))",
+            (
+                tenant_id,
+                key.key_id,
+                key.secret_sha256,
+                list(actions),
+                list(scopes),
+                None if tags is None else list(tags),
+                act_as,
+                None if user_ids is None else list(user_ids),
+                None if project_ids is None else list(project_ids),
+                valid_for,
+            ),
+        )
+    return key
+
+
 @dataclass(frozen=True, kw_only=True)
 class Person:
     """Somebody for whom requests are made; fields that are None are left out of them."""
 
     client: TestClient
-    tenant_id: str | None
+    tenant_id: str | None = None
+    credential: str | None = None
+    """None = the client's own."""
     user_id: int | str | None = None
     project_id: str | None = None
     user_tags: list[str] | None = None
@@ -73,8 +120,12 @@ class Person:
         }
         return {name: value for name, value in fields.items() if value is not None}
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.credential is None else {"Authorization": f"Bearer {self.credential}"}
+
     def ask(self, query: str, **fields: Any) -> Response:
-        return self.client.post("/rag/query", json={"query": query} | self.identity | fields)
+        return self.client.post("/rag/query", json={"query": query} | self.identity | fields, headers=self.headers)
 
     def finds(self, query: str, **fields: Any) -> list[str]:
         """The names of the documents of all hits, best first."""
@@ -84,7 +135,9 @@ class Person:
 
     def ingest(self, source_id: str, content: str, **fields: Any) -> Response:
         return self.client.post(
-            "/rag/ingest", json={"source_id": source_id, "content": content} | self.identity | fields
+            "/rag/ingest",
+            json={"source_id": source_id, "content": content} | self.identity | fields,
+            headers=self.headers,
         )
 
     def store(self, source_id: str, content: str, **fields: Any) -> str:
@@ -94,10 +147,10 @@ class Person:
         return str(response.json()["document_id"])
 
     def read(self, document_id: object) -> Response:
-        return self.client.get(f"/rag/documents/{document_id}", params=self.identity)
+        return self.client.get(f"/rag/documents/{document_id}", params=self.identity, headers=self.headers)
 
     def delete(self, document_id: object) -> Response:
-        return self.client.delete(f"/rag/documents/{document_id}", params=self.identity)
+        return self.client.delete(f"/rag/documents/{document_id}", params=self.identity, headers=self.headers)
 
 
 def problem_of(response: Response, status: int, code: str) -> dict[str, Any]:

