@@ -44,6 +44,7 @@ from rag.generate import Draft, Generator, open_generator
 from rag.principal import Principal, check_tags
 from rag.prompt import Prompt
 from rag.retrieve import retrieve
+from rag.scope import resolve_scope_ids
 from rag.settings import Settings
 from rag.tokens import TokenCounter, open_counter
 
@@ -118,8 +119,8 @@ class RAGService:
     async def generate(self, request: RAGRequest, *, principal: Principal) -> RAGResponse:
         """Answer a question for a principal.
 
-        Raises InvalidInput, PrincipalMismatch, TokenBudgetExceededError, the LLMError and the
-        DatabaseError family. An embedding provider that is down degrades the search to keywords.
+        Raises InvalidInput, PrincipalMismatch, DocumentNotFound, TokenBudgetExceededError, the LLMError
+        and the DatabaseError family. An embedding provider that is down degrades the search to keywords.
         """
         started = time.perf_counter()
         check_request(request, principal)
@@ -132,9 +133,15 @@ class RAGService:
         return await self._finish(request, principal, found, written, started)
 
     async def search(self, request: RAGRequest, *, principal: Principal, include_dropped: bool = False) -> Found:
-        """The passages for a question, without an answer; with `include_dropped` those that fell out as well."""
+        """The passages for a question, without an answer; with `include_dropped` those that fell out as well.
+
+        Raises as `generate` does, but for what concerns the model.
+        """
         started = time.perf_counter()
         check_request(request, principal)
+        document_ids = None
+        if request.document_ids is not None:
+            document_ids = (await resolve_scope_ids(self.database, [principal], request.document_ids)).document_ids
         degraded = []
         vector = None
         try:
@@ -158,7 +165,7 @@ class RAGService:
             top_k=request.max_context_chunks or settings.rag_total_context_chunks,
             budget_tokens=request.max_context_tokens or settings.rag_max_context_tokens,
             scope=request.scope,
-            document_ids=request.document_ids,
+            document_ids=document_ids,
             include_dropped=include_dropped,
         )
         if vector is not None and mode == "keyword":

@@ -46,7 +46,8 @@ class RAGRequest:
     max_context_chunks: int | None = None
     max_context_tokens: int | None = None
     scope: Narrowing | None = None
-    document_ids: list[UUID] | None = None
+    document_ids: list[UUID] | list[str] | None = None
+    """With scope `documents`: ids, or paths (source ids), not both."""
     min_similarity: float | None = None
 
 

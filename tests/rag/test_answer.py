@@ -17,6 +17,7 @@ from rag.database import Database
 from rag.embed import Embedder, open_embedder
 from rag.errors import (
     ContextOverflowError,
+    DocumentNotFound,
     InvalidInput,
     LLMConnectionError,
     LLMError,
@@ -364,9 +365,9 @@ async def test_a_scope_narrows_within_what_is_visible(keep: Keep, opened: Open) 
     assert await found(scope="public") == {public}
     assert await found(scope="project") == {project}
     assert await found(scope="user") == {own, project}
-    assert await found(scope="documents", document_ids=[own, foreign]) == {own}
-    assert await found(scope="documents", document_ids=[foreign]) == set()
-    assert await found(scope="documents", document_ids=[]) == set()
+    assert await found(scope="documents", document_ids=[own]) == {own}
+    with pytest.raises(DocumentNotFound):
+        await found(scope="documents", document_ids=[own, foreign])
 
 
 async def test_limits_of_the_request_bound_the_context(keep: Keep, opened: Open) -> None:
