@@ -11,14 +11,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
+import structlog
 from psycopg import AsyncConnection, pq
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
-from rag import errors
+from rag import connect, errors, manifest
+from rag.canary import Canary
+from rag.finding import Finding, worst_first
 from rag.frozen import head_revision, other_draft
 from rag.principal import Principal
 from rag.resources import query
@@ -31,8 +35,12 @@ SECURITY_FLOOR = {16: 160016, 17: 170012, 18: 180006}
 # CVE-2026-3172, a parallel HNSW build.
 PGVECTOR_FLOOR = (0, 8, 2)
 
-# Requests that may wait for a connection, for each one that there is; more are refused at once.
-WAITING_PER_CONNECTION = 20
+log = structlog.get_logger(__name__)
+
+MIXED_UP = (
+    "the server did not find a statement where this service had put it: a connection pooler does not keep track "
+    "of prepared statements, and may run other people's"
+)
 
 type_row = Mapping[str, Any]
 
@@ -57,9 +65,19 @@ class Session:
         """Run `sql/queries/{name}.sql` for its effect."""
         await self._connection.execute(query(name).encode(), parameters)
 
+    @asynccontextmanager
+    async def attempt(self) -> AsyncIterator[None]:
+        """A transaction, or a part of one, that is undone at the end, whatever came of it."""
+        async with self._connection.transaction(force_rollback=True):
+            yield
+
 
 class Database:
-    """The pools of the service. Open it with `async with`."""
+    """The pools of the service. Open it with `async with`.
+
+    prepared_statements: let the server keep statements that are asked often; a pooler in the path then has
+    to keep track of them.
+    """
 
     def __init__(
         self,
@@ -69,14 +87,21 @@ class Database:
         publisher_url: str | None = None,
         pool_size: int = 5,
         pool_timeout_s: float = 5.0,
+        prepared_statements: bool = False,
     ) -> None:
         self._signer = signer
         self._clock_ahead_s = 0.0
-        self._app = _pool(url, pool_size, pool_timeout_s)
-        self._publisher = _pool(publisher_url, pool_size, pool_timeout_s) if publisher_url else None
+        self._prepares = prepared_statements
+        self._mixed_up = False
+        pool = partial(connect.pool, timeout_s=pool_timeout_s, prepares=prepared_statements)
+        self._app = pool(url, size=pool_size)
+        self._publisher = pool(publisher_url, size=pool_size) if publisher_url else None
+        # One connection, made when it is first wanted.
+        self._aside = pool(url, size=1, min_size=0)
 
     async def __aenter__(self) -> Database:
         await self._app.open()
+        await self._aside.open()
         if self._publisher is not None:
             await self._publisher.open()
         return self
@@ -87,12 +112,23 @@ class Database:
 
     async def __aexit__(self, *_: object) -> None:
         await self._app.close()
+        await self._aside.close()
         if self._publisher is not None:
             await self._publisher.close()
 
     @property
     def can_publish(self) -> bool:
         return self._publisher is not None
+
+    @property
+    def _pools(self) -> dict[str, AsyncConnectionPool[connect.Connection]]:
+        """By the role that logs in."""
+        return {"rag_app": self._app} | ({} if self._publisher is None else {"rag_publisher": self._publisher})
+
+    @property
+    def is_down(self) -> bool:
+        """Whether statements were mixed up: every call raises BarrierDown from then on."""
+        return self._mixed_up
 
     @asynccontextmanager
     async def transaction(
@@ -102,7 +138,7 @@ class Database:
 
         Never holds the connection longer than the block: no model is called inside one. Raises
         the DatabaseError family, ScopeForbidden for a write that a policy refuses, InvalidInput
-        for a value that the database cannot store.
+        for a value that the database cannot store. BarrierDown is final: no transaction follows it.
         """
         pool = self._publisher if publish else self._app
         if pool is None:
@@ -111,7 +147,7 @@ class Database:
             )
         task = asyncio.current_task()
         cancellations = task.cancelling() if task else 0
-        with translated_errors():
+        with self._translated_errors():
             async with pool.connection() as connection:
                 # The pool waits in wait_for(), which up to Python 3.11 loses a cancellation that comes
                 # together with the connection; what was asked to end would run on.
@@ -121,21 +157,41 @@ class Database:
                 async with connection.transaction():
                     session = Session(connection)
                     assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
-                    await session.run(
-                        "begin_as",
-                        {
-                            "tenant_id": principal.tenant_id,
-                            "user_id": principal.user_id,
-                            "project_id": principal.project_id,
-                            "tags": list(principal.tags),
-                            "signature": self.sign(principal, role="rag_publisher" if publish else "rag_app"),
-                        },
-                    )
+                    try:
+                        await session.run(
+                            "begin_as",
+                            {
+                                "tenant_id": principal.tenant_id,
+                                "user_id": principal.user_id,
+                                "project_id": principal.project_id,
+                                "tags": list(principal.tags),
+                                "signature": self.sign(principal, role="rag_publisher" if publish else "rag_app"),
+                            },
+                        )
+                    except psycopg.errors.InsufficientPrivilege as error:
+                        # Somebody set an identity for the whole session. Closed within the transaction, so
+                        # that a pooler ends its connection to the server as well and gives it to nobody.
+                        log.error("identity_left_behind")
+                        await connection.close()
+                        raise errors.DatabaseUnavailable(
+                            "a database connection was not clean and has been closed; try again"
+                        ) from error
                     yield session
+
+    @asynccontextmanager
+    async def proven(self) -> AsyncIterator[tuple[Session, str]]:
+        """A session without a principal, to which no row is visible, and a proof that the service asks.
+
+        On a connection that requests cannot use up: a key that is revoked ends while all others are busy.
+        """
+        with self._translated_errors():
+            async with self._aside.connection() as connection:
+                proof = self._signer.prove(role="rag_app", now=time.time() + self._clock_ahead_s)
+                yield Session(connection), proof
 
     async def ping(self) -> None:
         """Raise DatabaseUnavailable unless the database answers."""
-        with translated_errors():
+        with self._translated_errors():
             async with self._app.connection():
                 pass  # the pool asks a connection before it gives it out
 
@@ -145,49 +201,80 @@ class Database:
         With `strict` a warning is raised as well.
         """
         warnings: list[str] = []
-        expected = {"rag_app": self._app}
-        if self._publisher is not None:
-            expected["rag_publisher"] = self._publisher
-        for role, pool in expected.items():
+        databases = set()
+        for role, pool in self._pools.items():
             with translated_errors():
                 async with pool.connection() as connection:
                     found = await Session(connection).row("check_barrier", {})
                     assert found is not None
                     # Signatures expire by the database's clock, which may differ from ours.
                     self._clock_ahead_s = found["seconds"] - time.time()
-                    # PgBouncer answers with a process number of its own.
-                    pooled = connection.info.backend_pid != found["backend_pid"]
                     _check_role(found, role=role)
-                    await _check_schema(connection, found, dimensions=dimensions)
+                    await connect.check_pooler(connection, prepares=self._prepares)
+                    await check_schema(connection, found, dimensions=dimensions)
                     warnings += _version_warnings(found)
-                    if pooled:
-                        warnings.append("a connection pooler is in the path; it must be in transaction mode")
+                    databases.add(found["database_id"])
+        if len(databases) > 1:
+            raise errors.BarrierDown("rag_app and rag_publisher are logged in to different databases")
         warnings = list(dict.fromkeys(warnings))
         if strict and warnings:
             raise errors.BarrierDown("; ".join(warnings))
         return warnings
 
+    async def prove_barrier(self, *, dimensions: int, strict: bool) -> None:
+        """Like `check_barrier`; and look for what only shows in the catalog, or when somebody tries.
 
-def _pool(url: str, size: int, timeout_s: float) -> AsyncConnectionPool[AsyncConnection[DictRow]]:
-    return AsyncConnectionPool(
-        url,
-        kwargs={
-            "row_factory": dict_row,
-            "application_name": "palisade",
-            "connect_timeout": 10,
-            # Behind a pooler without support for them, prepared statements run somebody else's SQL.
-            "prepare_threshold": None,
-            "autocommit": True,
-        },
-        connection_class=AsyncConnection[DictRow],
-        min_size=1,
-        max_size=size,
-        timeout=timeout_s,
-        max_waiting=WAITING_PER_CONNECTION * size,
-        # A connection that died while it waited in the pool is replaced and not given out.
-        check=AsyncConnectionPool.check_connection,
-        open=False,
-    )
+        Takes a quarter of a second on two cores: for a service that starts, not for every command.
+        """
+        await self.check_barrier(dimensions=dimensions, strict=strict)
+        findings = await self.examine(dimensions=dimensions, thorough=False)
+        fatal = [
+            finding for finding in findings if finding.severity == "error" or (strict and finding.severity == "warning")
+        ]
+        if fatal:
+            more = f", and {len(fatal) - 1} more" if len(fatal) > 1 else ""
+            raise errors.BarrierDown(f"{fatal[0]}{more}; `rag doctor` prints the SQL that mends it")
+        for finding in findings:
+            if finding.severity == "warning":
+                log.warning("startup_check", finding=str(finding))
+
+    async def examine(self, *, dimensions: int, thorough: bool) -> list[Finding]:
+        """What is not as it must be in the catalog, and who gets at a canary of each login and must not.
+
+        Only for a database that `check_barrier` has found migrated.
+        """
+
+        async def compare() -> list[Finding]:
+            async with self._app.connection() as connection:
+                return await manifest.differences(Session(connection), dimensions=dimensions)
+
+        async def fly(role: str) -> list[Finding]:
+            async with self._pools[role].connection() as connection:
+                now = time.time() + self._clock_ahead_s
+                return await Canary(
+                    session=Session(connection),
+                    signer=self._signer,
+                    role=role,
+                    now=now,
+                    dimensions=dimensions,
+                    thorough=thorough,
+                ).findings()
+
+        with self._translated_errors():
+            found = await asyncio.gather(compare(), *(fly(role) for role in self._pools))
+        return worst_first(finding for findings in found for finding in findings)
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Like `translated_errors`; once statements were mixed up, no further one is sent."""
+        if self._mixed_up:
+            raise errors.BarrierDown(MIXED_UP)
+        with translated_errors():
+            try:
+                yield
+            except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement):
+                self._mixed_up = True
+                raise
 
 
 def _check_role(found: type_row, *, role: str) -> None:
@@ -207,7 +294,8 @@ def _check_role(found: type_row, *, role: str) -> None:
         raise errors.BarrierDown("row_security is not on")
 
 
-async def _check_schema(connection: AsyncConnection[DictRow], found: type_row, *, dimensions: int) -> None:
+async def check_schema(connection: AsyncConnection[DictRow], found: type_row, *, dimensions: int) -> None:
+    """Raise SchemaMismatch unless the schema is that of this version; `found` is the row of `check_barrier`."""
     try:
         revision = await Session(connection).row("schema_revision", {})
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
@@ -263,6 +351,8 @@ def _translation(error: psycopg.Error) -> errors.RAGServiceError:
     state = error.sqlstate or ""
     if state == "42501":
         return errors.ScopeForbidden()
+    if state in ("26000", "42P05"):
+        return errors.BarrierDown(MIXED_UP)
     if state == "28000":
         return errors.SignatureRefused()
     if state == "23503":

@@ -39,6 +39,7 @@ class Deployment:
             publisher_url=self.publisher_url,
             pool_size=settings.rag_pool_size,
             pool_timeout_s=settings.rag_pool_timeout_seconds,
+            prepared_statements=settings.rag_prepared_statements,
         )
 
 

@@ -39,7 +39,11 @@ select
         where coalesce(current_setting(setting.name, true), '') <> ''
     ) as default_identity,
     current_setting('row_security') as row_security,
-    cast(extract(epoch from clock_timestamp()) as double precision) as seconds,
-    pg_backend_pid() as backend_pid
+    (
+        select format('%%s since %%s', base.oid, pg_postmaster_start_time())
+        from pg_database as base
+        where base.datname = current_database()
+    ) as database_id,
+    cast(extract(epoch from clock_timestamp()) as double precision) as seconds
 from pg_roles as login
 where login.rolname = session_user

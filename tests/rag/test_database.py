@@ -6,10 +6,10 @@ import asyncio
 import importlib.util
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import psycopg
@@ -606,43 +606,6 @@ async def test_a_login_that_could_switch_row_security_off_is_a_refusal(own_clust
                 await check(own_cluster)
         finally:
             connection.execute(lose)
-
-
-@asynccontextmanager
-async def pooler(url: str) -> AsyncIterator[str]:
-    """The URL of a relay that, like PgBouncer, tells its clients a process number that is not the server's."""
-    parts = urlsplit(url)
-    own_number = b"K\0\0\0\x0c" + (4711).to_bytes(4, "big")
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_connection(parts.hostname, parts.port)
-
-        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, *, renumber: bool) -> None:
-            while data := await source.read(65536):
-                # BackendKeyData: its letter, a length of 12, the process number, a secret.
-                if renumber and (at := data.find(own_number[:5])) >= 0:
-                    data = data[:at] + own_number + data[at + len(own_number) :]
-                target.write(data)
-                await target.drain()
-            target.close()
-
-        await asyncio.gather(pump(reader, server_writer, renumber=False), pump(server_reader, writer, renumber=True))
-
-    listener = await asyncio.start_server(relay, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    login = parts.netloc.rpartition("@")[0]
-    yield urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{port}", query="sslmode=disable"))
-    listener.close()
-    await listener.wait_closed()
-
-
-async def test_a_pooler_in_the_path_is_warned_of(shared: Deployment):
-    warned = "a connection pooler is in the path; it must be in transaction mode"
-    assert warned not in await check(shared)
-    async with pooler(shared.url("rag_app")) as url:
-        assert warned in await check(shared, url=url)
-        with pytest.raises(errors.BarrierDown, match="pooler"):
-            await check(shared, url=url, strict=True)
 
 
 async def test_documents_are_read_through_the_pool_by_their_owner_alone(deployment: Deployment, store: Store):
