@@ -10,16 +10,50 @@ from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "access.md"
 
-ROLES = ("rag_app", "rag_publisher", "rag_operator", "rag_analyst", "rag_search", "rag_migrator", "rag_owner")
+ROLES = (
+    *("rag_app", "rag_publisher", "rag_operator", "rag_analyst", "rag_principal", "rag_search", "rag_steward"),
+    *("rag_migrator", "rag_owner"),
+)
 
 HEAD = """\
 # Who may read and write what
 
 Made from the catalog by `tests/sql/test_access.py`, which fails when the two differ. A role not listed for a
 table may do nothing with it. *Rows* is the condition of the policy that lets the role in; the restrictive
-policies, which apply on top of it, keep every row of `rag_app` and `rag_publisher` within the principal's tenant.
-Row security is forced on every table, so it binds `rag_owner` as well: without a policy of its own it sees nothing.
+policies, which apply on top of it, keep every row of `rag_app`, `rag_publisher` and `rag_principal` within the
+principal's tenant. Row security is forced on every table, so it binds `rag_owner` as well: without a policy of its
+own it sees nothing.
 
+`rag_app` and `rag_publisher` are the service, `rag_operator` and the members of `rag_analyst` are people. Nobody logs
+in as `rag_principal`, `rag_search`, `rag_steward` or `rag_owner`: the first three own the functions at the end of this
+page, which run with their rights, for whoever is named there and for the principal of that session alone.
+
+"""
+
+FUNCTIONS_HEAD = """\
+## Functions
+
+Whoever is not listed may not call it. *Runs as* is the owner for a definer function, whose rights it has, and nobody
+else for the others: they can do what their caller can.
+
+| Function | Runs as | May be called by |
+|---|---|---|
+"""
+
+FUNCTIONS = """
+    select
+        function.proname,
+        case when function.prosecdef then pg_get_userbyid(function.proowner) else 'the caller' end,
+        string_agg(grantee.rolname, ', ' order by array_position(cast(%s as name[]), grantee.rolname))
+    from pg_proc as function
+    left join lateral aclexplode(function.proacl) as privilege on privilege.grantee <> function.proowner
+    left join pg_roles as grantee on grantee.oid = privilege.grantee
+    where function.pronamespace = 'rag'::regnamespace
+        and not exists (
+            select 1 from pg_depend where classid = 'pg_proc'::regclass and objid = function.oid and deptype = 'e'
+        )
+    group by function.oid
+    order by function.proname
 """
 
 GRANTS = """
@@ -76,10 +110,13 @@ def describe(connection) -> str:
             for command in COMMANDS:
                 if (role, command) not in grants[table]:
                     continue
-                rows = policies.get((table, command, role), "none" if table in tables else "as the tables beneath")
+                rows = policies.get((table, command, role), "none" if table in tables else "as the functions beneath")
                 parts.append(f"| {role} | {command}{grants[table][role, command]} | `{rows}` |\n")
         parts.append("\n")
-    return "".join(parts).rstrip() + "\n"
+    parts.append(FUNCTIONS_HEAD)
+    for name, owner, callers in connection.execute(FUNCTIONS, (list(ROLES),)):
+        parts.append(f"| `{name}` | {owner} | {callers or 'nobody else'} |\n")
+    return "".join(parts)
 
 
 def test_the_access_matrix_in_the_docs_is_that_of_the_catalog(deployment):
@@ -95,5 +132,7 @@ def test_the_access_matrix_in_the_docs_is_that_of_the_catalog(deployment):
 def test_no_role_outside_the_matrix_is_granted_anything(deployment):
     with deployment.cluster.superuser(deployment.name) as connection:
         found = {(row[1], row[2]) for row in connection.execute(GRANTS)}
+        callers = {row[2] for row in connection.execute(FUNCTIONS, (list(ROLES),)) if row[2]}
     assert {role for role, _ in found} <= set(ROLES)
     assert {command for _, command in found} <= set(COMMANDS)
+    assert {role for listed in callers for role in listed.split(", ")} <= set(ROLES)

@@ -14,7 +14,16 @@ from psycopg.rows import dict_row
 
 from rag.principal import Principal
 from tests.conftest import Deployment, unit_vector
-from tests.sql.world import REACHES, begin, column, document_id, refused_with, speaking
+from tests.sql.world import (
+    REACHES,
+    begin,
+    column,
+    document_id,
+    refused_with,
+    set_variables,
+    signature,
+    speaking,
+)
 
 Store = Callable[..., UUID]
 Rows = list[dict[str, Any]]
@@ -643,13 +652,40 @@ def test_outsiders_find_nothing_even_with_the_exact_text_and_vector(ask: Ask, st
     assert set(documents(ask(ALICE, text, EAST, include_dropped=True))) == {mine, shared}
 
 
-def test_the_candidate_function_gives_outsiders_nothing_either(app: psycopg.Connection) -> None:
+def test_the_candidate_function_gives_outsiders_nothing_either(superuser: psycopg.Connection) -> None:
+    """Only search() calls it; here the service may as well."""
     statement = "select access_id from keyword_candidates('palisade', null, %s, 1000)"
+    everything = [document_id(access_id) for access_id in range(1, 14)]
     for reach in REACHES.values():
-        with speaking(app, reach.principal):
-            assert set(column(app, statement, (None,))) == reach.reads
-            everything = [document_id(access_id) for access_id in range(1, 14)]
-            assert set(column(app, statement, (everything,))) == reach.reads
+        with superuser.transaction(force_rollback=True):
+            superuser.execute("grant execute on function keyword_candidates to rag_app")
+            superuser.execute("set local session authorization rag_app")
+            assert column(superuser, statement, (everything,)) == []
+            begin(superuser, reach.principal, login="rag_app")
+            assert set(column(superuser, statement, (None,))) == reach.reads
+            assert set(column(superuser, statement, (everything,))) == reach.reads
+
+
+def test_the_search_mode_tells_which_arms_could_have_run(ask: Ask, store: Store, deployment: Deployment) -> None:
+    """Where nothing was found; of what the principal sees, within the scope and the documents asked for."""
+    first = store(ALICE, "ferry", embedding_model="model-a")
+    second = store(ALICE, "anchor", embedding_model="model-b", scope="project", project_id="dock")
+    store(BOB, "anchor", embedding_model="model-c")
+    with deployment.transaction(ALICE) as connection:
+
+        def mode(model: str | None, scope: str | None = None, documents: list[UUID] | None = None) -> str:
+            (found,) = column(connection, "select search_mode(%s, %s, %s::uuid[])", (model, scope, documents))
+            return found
+
+        assert mode("model-a") == "partial"
+        assert mode("model-c") == "keyword"
+        assert mode(None) == "keyword"
+        assert mode("model-a", "public") == "none"
+        assert mode("model-a", None, [first]) == "hybrid"
+        assert mode("model-a", None, [second]) == "keyword"
+        assert mode("model-a", None, []) == "none"
+    with deployment.transaction(NAMESAKE) as connection:
+        assert column(connection, "select search_mode('model-a', null, %s::uuid[])", ([first],)) == ["none"]
 
 
 # --- hostile questions ----------------------------------------------------------------------------
@@ -769,7 +805,11 @@ STATEMENTS = {
     "chunks": "select access_id from rag_chunks",
     "one chunk's row": "select access_id from rag_chunks where tenant_id = %(tenant)s and document_id = any(%(ids)s)",
     "view": "select access_id from v_documents join rag_documents on id = document_id",
-    "candidates": "select access_id from keyword_candidates('palisade', null, null, 50)",
+    "classes": "select access_id from my_classes()",
+    "documents": "select access_id from my_documents()",
+    "document": "select access_id from unnest(%(ids)s::uuid[]) as id cross join lateral my_document(id)",
+    "its chunks": "select access_id from unnest(%(ids)s::uuid[]) as id cross join lateral my_document_chunks(id)",
+    "all chunks": "select access_id from my_chunks()",
     "search": """
         select access_id
         from search('palisade', %(vector)s::halfvec, 'test-model', top_k => 20)
@@ -815,9 +855,11 @@ def test_an_immutable_identity_would_have_been_noticed(superuser: psycopg.Connec
         superuser.execute("alter function my_access_ids() immutable")
         superuser.execute("set local session authorization rag_app")
         superuser.execute("set local plan_cache_mode = force_generic_plan")
-        begin(superuser, ALICE)
+        begin(superuser, ALICE, login="rag_app")
         alices = superuser.execute("select access_id from rag_chunks", prepare=True).fetchall()
-        superuser.execute("set local app.user_id = '2'")
+        bob = {"app.user_id": "2", "app.signature": signature("rag_app", "t1", "2", "*", ["public"])}
+        set_variables(superuser, bob)
+        assert column(superuser, "select user_id from my_principal()") == [2]
         bobs = superuser.execute("select access_id from rag_chunks", prepare=True).fetchall()
     assert sorted(bobs) == sorted(alices) == [(1,), (3,), (6,), (7,), (9,), (10,)]
 

@@ -3,16 +3,22 @@ what each of a dozen principals can reach in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 
 from rag.principal import Principal
-from tests.conftest import begin, unit_vector
+from rag.resources import query
+from tests.conftest import SIGNER, unit_vector
 
 # access_id: tenant, scope, owner, project, tags
 CLASSES: Mapping[int, tuple[str, str, int | None, str | None, tuple[str, ...]]] = {
@@ -34,11 +40,30 @@ WORDS = (
     *("one", "two", "three", "four", "five", "six", "seven"),
     *("eight", "nine", "ten", "eleven", "twelve", "thirteen"),
 )
-MEMBERS = (("t1", 2, "gamma", 1, False), ("t1", 2, "delta", 1, True))
-# id: tenant, user
-QUERIES: Mapping[int, tuple[str, int | None]] = {101: ("t1", 1), 102: ("t1", 2), 103: ("t1", None), 104: ("t2", 1)}
+MEMBERS = (("t1", 2, "gamma", 1, False), ("t1", 2, "delta", 1, True), ("t2", 1, "alpha", 2, False))
+# id: tenant, user, class of the one document that the question got back; each has a twin, 100 further, without any
+QUERIES: Mapping[int, tuple[str, int | None, int]] = {
+    101: ("t1", 1, 3),
+    102: ("t1", 2, 5),
+    103: ("t1", None, 1),
+    104: ("t2", 1, 12),
+}
+# login: tenant
+ANALYSTS: Mapping[str, str] = {"world_anna": "t1", "world_boris": "t2"}
+# key_id: tenant
+SERVICE_KEYS: Mapping[str, str] = {"a" * 16: "t1", "b" * 16: "t2"}
 
 CLASS_TABLES = ("rag_access_classes", "rag_documents", "rag_chunks", "rag_tombstones")
+# What the service may read, in rows_everywhere().
+SERVICE_READS = frozenset(
+    (
+        *("rag_documents", "rag_chunks"),
+        *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
+        *("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_listed_documents()", "my_chunks()"),
+        *("my_queries()", "my_query_chunks()", "my_members()"),
+    )
+)
+VARIABLES = ("app.tenant_id", "app.user_id", "app.project_id", "app.tags", "app.signature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +155,9 @@ def build(connection: psycopg.Connection) -> None:
         connection.execute(
             """
             insert into rag.rag_documents (tenant_id, id, access_id, scope, user_id, project_id, tags, source_type,
-                source_id, source_hash, title, body, language)
+                source_id, source_hash, source_updated_at, title, body, language)
             values (%(tenant)s, %(id)s, %(access)s, %(scope)s, %(user)s, %(project)s, %(tags)s, 'text',
-                'the source', 'hash', 'A record', %(text)s, 'en')
+                'the source', 'hash', now() + interval '1 day', 'A record', %(text)s, 'en')
             """,
             parameters,
         )
@@ -155,29 +180,115 @@ def build(connection: psycopg.Connection) -> None:
         )
     for member in MEMBERS:
         connection.execute("insert into rag.rag_project_members values (%s, %s, %s, %s, %s)", member)
-    for number, (tenant, user) in QUERIES.items():
-        connection.execute(log_statement("rag_query_logs"), log_row(query_id(number), tenant, user))
-        connection.execute(log_statement("rag_query_log_chunks"), log_row(query_id(number), tenant, user))
+    for number, (tenant, user, access_id) in QUERIES.items():
+        row = log_row(query_id(number), tenant, user, document=document_id(access_id))
+        for table in ("rag_query_logs", "rag_query_log_chunks", "rag_assertions"):
+            connection.execute(log_statement(table), row)
+        empty = log_row(query_id(number + 100), tenant, user, results=0)
+        connection.execute(log_statement("rag_query_logs"), empty)
+    for role, tenant in ANALYSTS.items():
+        connection.execute("insert into rag.rag_analysts (tenant_id, role_name) values (%s, %s)", (tenant, role))
+    for key_id, tenant in SERVICE_KEYS.items():
+        connection.execute(
+            """
+            insert into rag.rag_service_keys (tenant_id, key_id, name, secret_sha256, actions, scopes, expires_at)
+            values (%s, %s, 'an agent', sha256('a secret'), '{query}', '{public}', now() + interval '1 day')
+            """,
+            (tenant, key_id),
+        )
+    for tenant in ("t1", "t2"):
+        connection.execute(
+            """
+            insert into rag.rag_erasures (tenant_id, kind, subject_digest, rows_removed, erased_by)
+            values (%(tenant)s, 'source',
+                rag.erasure_digest('source', %(tenant)s, array['an erased source', 'text']), 1, 'rag_operator')
+            """,
+            {"tenant": tenant},
+        )
 
 
 def log_statement(table: str) -> str:
-    """An insert into one of the two log tables; parameters: log_row()."""
+    """An insert into one of the tables that only grow; parameters: log_row()."""
     return {
         "rag_query_logs": """
             insert into rag.rag_query_logs (tenant_id, id, user_id, query_hash, query_length, mode, result_count,
                 citation_count, context_tokens, retrieval_ms, generation_ms, latency_ms)
-            values (%(tenant)s, %(id)s, %(user)s, 'hash', 4, 'hybrid', 1, 0, 0, 1.0, 0.0, 1.0)
+            values (%(tenant)s, %(id)s, %(user)s, 'hash', 4, 'hybrid', %(results)s, 0, 0, 1.0, 0.0, 1.0)
         """,
         "rag_query_log_chunks": """
             insert into rag.rag_query_log_chunks (tenant_id, query_id, user_id, rank, document_id, chunk_index,
                 score, cited)
-            values (%(tenant)s, %(id)s, %(user)s, %(rank)s, gen_random_uuid(), 0, 0.5, false)
+            values (%(tenant)s, %(id)s, %(user)s, %(rank)s, %(document)s, 0, 0.5, false)
+        """,
+        "rag_assertions": """
+            insert into rag.rag_assertions (tenant_id, id, key_id, user_id, tags, action)
+            values (%(tenant)s, %(id)s, 'aaaaaaaaaaaaaaaa', %(user)s, '{public}', 'query')
         """,
     }[table]
 
 
-def log_row(identifier: UUID, tenant: str, user: int | None, *, rank: int = 1) -> dict[str, Any]:
-    return {"id": identifier, "tenant": tenant, "user": user or 0, "rank": rank}
+def log_row(
+    identifier: UUID,
+    tenant: str,
+    user: int | None,
+    *,
+    rank: int = 1,
+    results: int = 1,
+    document: UUID | None = None,
+) -> dict[str, Any]:
+    return {
+        "id": identifier,
+        "tenant": tenant,
+        "user": user or 0,
+        "rank": rank,
+        "results": results,
+        "document": document or document_id(1),
+    }
+
+
+def signature(
+    role: str,
+    tenant: str,
+    user: str,
+    project: str,
+    tags: Sequence[str],
+    *,
+    key_id: str = SIGNER.key_id,
+    secret: bytes = SIGNER.secret,
+    expires: int | None = None,
+) -> str:
+    """What the service would sign these values with, whatever they are; written apart from rag/sign.py."""
+    until = int(time.time()) + 60 if expires is None else expires
+    return _coded(key_id, secret, until, [role, tenant, user, project, str(until), *tags])
+
+
+def proof(role: str, *, expires: int | None = None) -> str:
+    """What the service asks for the service keys with."""
+    until = int(time.time()) + 3600 if expires is None else expires
+    return _coded(SIGNER.key_id, SIGNER.secret, until, [role, "service_keys", str(until)])
+
+
+def _coded(key_id: str, secret: bytes, until: int, values: list[str]) -> str:
+    message = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    return f"{key_id}.{until}.{hmac.new(secret, message.encode(), hashlib.sha256).hexdigest()}"
+
+
+def set_variables(connection: psycopg.Connection, variables: Mapping[str, str]) -> None:
+    """Set session variables to the end of the transaction, as whoever has the password of the service can."""
+    for name, value in variables.items():
+        connection.execute("select set_config(%s, %s, true)", (name, value))
+
+
+def begin(connection: psycopg.Connection, principal: Principal, *, login: str | None = None) -> None:
+    """Make the transaction speak for a principal; `login` when the session is not that of the connection's own."""
+    parameters = {
+        "tenant_id": principal.tenant_id,
+        "user_id": principal.user_id,
+        "project_id": principal.project_id,
+        "tags": list(principal.tags),
+        "signature": SIGNER.sign(principal, role=login or connection.info.user),
+    }
+    connection.execute(query("begin_as"), parameters)
 
 
 @contextmanager
@@ -201,6 +312,37 @@ def refused_with(connection: psycopg.Connection, statement: str, parameters: Any
     except psycopg.Error as error:
         return error.sqlstate
     return None
+
+
+def rows_everywhere(connection: psycopg.Connection) -> dict[str, int]:
+    """Number of rows of all that the current role may read: tables, views, and functions without arguments."""
+    sources = connection.execute(
+        """
+        select relation.relname, relation.relname
+        from pg_class as relation
+        where relation.relnamespace = 'rag'::regnamespace
+            and relation.relkind in ('r', 'p', 'v', 'm')
+            and relation.relname <> 'alembic_version'
+            and has_any_column_privilege(relation.oid, 'select')
+        union all
+        select function.proname || '()', 'rag.' || quote_ident(function.proname) || '()'
+        from pg_proc as function
+        where function.pronamespace = 'rag'::regnamespace
+            and function.proretset
+            and function.pronargs = 0
+            and has_function_privilege(function.oid, 'execute')
+        order by 1
+        """
+    ).fetchall()
+    counts = [
+        sql.SQL("(select count(*) from {})").format(
+            sql.SQL(source) if name.endswith("()") else sql.Identifier("rag", source)
+        )
+        for name, source in sources
+    ]
+    row = connection.execute(sql.SQL("select {}").format(sql.SQL(", ").join(counts))).fetchone()
+    assert row is not None
+    return dict(zip((name for name, _ in sources), row, strict=True))
 
 
 def protected_tables(connection: psycopg.Connection) -> list[str]:
