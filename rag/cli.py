@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
+import re
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from uuid import UUID
 
 import structlog
 import typer
@@ -19,6 +20,7 @@ import typer
 from rag import screen
 from rag.errors import (
     DatabaseUnavailable,
+    DocumentNotFound,
     DocumentTooLarge,
     EmbeddingInvalid,
     InvalidInput,
@@ -27,6 +29,9 @@ from rag.errors import (
 )
 from rag.settings import Settings
 
+if TYPE_CHECKING:
+    from rag.operate import Desk
+
 app = typer.Typer(
     help="Palisade: documents go in, cited answers come out, and the database decides who may retrieve what.",
     no_args_is_help=True,
@@ -34,12 +39,23 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The embedded database.", no_args_is_help=True)
 app.add_typer(db, name="db")
+keys = typer.Typer(help="Keys of trusted services, and those that the service signs with.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
+analyst = typer.Typer(help="People who query the views with a login of their own.", no_args_is_help=True)
+app.add_typer(analyst, name="analyst")
+project = typer.Typer(help="Projects that their owner shares.", no_args_is_help=True)
+app.add_typer(project, name="project")
 
 TenantOption = Annotated[str | None, typer.Option("--tenant", help="Tenant; the embedded database has `default`.")]
 UserOption = Annotated[str | None, typer.Option("--user", help="User id, a positive whole number.")]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Project of the user; * for all of them.")]
 TagsOption = Annotated[str | None, typer.Option("--tags", help="Comma-separated; `public` unless given.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+AllTenantsOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant alone.")]
+OwnerOption = Annotated[str, typer.Option("--owner", help="User id of who owns the project.")]
+MemberOption = Annotated[str, typer.Option("--member", help="User id of whom it is shared with.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 # Documents that are read and cut while another one is being embedded.
 PARALLEL_DOCUMENTS = 2
@@ -118,7 +134,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
-    """Serve the API. On loopback it prints a token; elsewhere it needs the key of a trusted service."""
+    """Serve the API: for end users and services, as the settings say; else on loopback, with a token that it prints."""
     from api.serve import run
 
     run(_settings(), host=host, port=port)
@@ -492,41 +508,439 @@ def db_psql(
     tenant: TenantOption = None,
     role: Annotated[str, typer.Option(help="Login role.")] = "rag_app",
 ) -> None:
-    """Open psql on the embedded database as somebody; further arguments go to psql (`-- -c 'select …'`)."""
-    from rag import deployment, embedded
+    """Open psql as somebody, signed for 12 hours; further arguments go to psql (`-- -c 'select …'`)."""
+    from rag import terminal
     from rag.principal import Principal, check_user_id
-    from rag.sign import SITTING_S
 
-    settings = _settings()
-    server = embedded.start(settings.rag_home)
-    signer = deployment.prepare(server, settings)
+    place = terminal.reach(_settings(), role)
     principal = Principal(
-        tenant_id=tenant or deployment.EMBEDDED_TENANT,
+        tenant_id=_tenant(tenant, place.default_tenant),
         user_id=None if user is None else check_user_id(user),
         project_id=project,
         tags=_tags(tags),
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    signature = signer.sign(principal, role=role, valid_s=SITTING_S)
-    environment["PGOPTIONS"] = _session_options(principal, signature)
-    command = [str(server.binary("psql")), server.conninfo(role), *context.args]
-    raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)  # noqa: S603
+    raise SystemExit(terminal.run(place, principal, role, context.args))
 
 
-def _session_options(principal: Any, signature: str) -> str:
-    """The variables of a principal for a whole session, as libpq's `options` wants them escaped."""
-    import json
+# --- what an operator does -----------------------------------------------------------------------
 
-    values = {
-        "app.tenant_id": principal.tenant_id,
-        "app.user_id": str(principal.user_id or 0),
-        "app.project_id": principal.project_id or "",
-        "app.tags": json.dumps(list(principal.tags), ensure_ascii=False),
-        "app.signature": signature,
-    }
-    return " ".join(
-        "-c " + f"{name}={value}".replace("\\", r"\\").replace(" ", r"\ ") for name, value in values.items()
+
+def _desk() -> Desk:
+    from rag import operate
+
+    return operate.locate(_settings())
+
+
+def _list(text: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+
+
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def _age(text: str, field: str) -> timedelta:
+    match = re.fullmatch(r"([0-9]{1,5})([mhdw])", text, re.ASCII)
+    if match is None:
+        raise InvalidInput(f"{field} is a whole number and m, h, d or w: 90d", field=field)
+    return timedelta(**{UNITS[match[2]]: int(match[1])})
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "–"
+    return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
+
+
+def _print_rows(name: str, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """A table with the columns' names, or `{name: [rows]}`; null means no bound or nothing."""
+    if as_json:
+        import json
+
+        screen.print_json(json.dumps({name: found}, default=str, ensure_ascii=False))
+        return
+    if not found:
+        screen.err.print(f"no {name.replace('_', ' ')}")
+        return
+    lines = [list(found[0]), *([_cell(value) for value in row.values()] for row in found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for number, line in enumerate(lines):
+        text = screen.shown("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        screen.out.print(f"[dim]{text}[/dim]" if number == 0 else text)
+
+
+@keys.command("sign")
+def keys_sign() -> None:
+    """Print a new key for the service to sign with, once; it counts beside the others."""
+    from rag import operate
+
+    screen.print_json(f"RAG_SIGNING_KEY={operate.add_signing_key(_desk())}")
+    screen.err.print(
+        "Give it to the service, restart that, and then retire the old key: `rag keys signing` lists them."
     )
+
+
+@keys.command("signing")
+def keys_signing(as_json: JsonOption = False) -> None:
+    """List the keys that the service may sign with, oldest first; their secrets are shown to nobody."""
+    with _desk().session() as session:
+        _print_rows("signing_keys", session.rows("list_signing_keys", {}), as_json=as_json)
+
+
+@keys.command("retire")
+def keys_retire(
+    key_id: Annotated[str, typer.Argument(help="The part of RAG_SIGNING_KEY before the full stop.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Even the last one.")] = False,
+) -> None:
+    """End a signing key: what was signed with it is worthless from the next statement on."""
+    from rag import operate
+
+    replaced = operate.retire_signing_key(_desk(), key_id, even_last=yes)
+    screen.out.print(f"Retired {screen.shown(key_id)}.")
+    if replaced:
+        screen.out.print("The embedded database signs with a new key; restart what runs on it.")
+
+
+@keys.command("add")
+def keys_add(
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    tenant: TenantOption = None,
+    actions: Annotated[str, typer.Option(help="Comma-separated: query, ingest, delete.")] = "query",
+    scopes: Annotated[str, typer.Option(help="Scopes to write, comma-separated: public, user, project.")] = "",
+    tags: Annotated[str, typer.Option(help="Tags to assert and write, comma-separated; * for any.")] = "public",
+    act_as: Annotated[bool, typer.Option("--act-as", help="It may name a user and a project.")] = False,
+    user: Annotated[list[str] | None, typer.Option(help="A user that it may name; any unless given.")] = None,
+    project: Annotated[list[str] | None, typer.Option(help="A project that it may name; any unless given.")] = None,
+    expires: Annotated[str, typer.Option(help="How long it is valid: 90d, 12h, 4w.")] = "90d",
+) -> None:
+    """Print a new key of a trusted service, once."""
+    from rag import operate
+    from rag.principal import check_user_id
+
+    valid_for = _age(expires, "expires")
+    desk = _desk()
+    grant = operate.KeyGrant(
+        tenant_id=_tenant(tenant, desk.default_tenant),
+        name=name,
+        actions=_list(actions),
+        scopes=_list(scopes),
+        tags=None if tags == "*" else _tags(tags),
+        act_as=act_as,
+        user_ids=tuple(map(check_user_id, user)) if user else None,
+        project_ids=tuple(project) if project else None,
+        valid_for=valid_for,
+    )
+    with desk.session() as session:
+        key = operate.add_key(session, grant)
+    screen.print_json(key.text)
+    screen.err.print(f"Key {key.key_id} of tenant {screen.shown(grant.tenant_id)}, valid for {expires}.")
+
+
+@keys.command("list")
+def keys_list(tenant: AllTenantsOption = None, as_json: JsonOption = False) -> None:
+    """List the keys of trusted services, also those that ended."""
+    with _desk().session() as session:
+        _print_rows("keys", session.rows("list_keys", {"tenant_id": tenant}), as_json=as_json)
+
+
+@keys.command("revoke")
+def keys_revoke(
+    key_id: Annotated[str, typer.Argument(help="The 16 digits after rag_.")],
+    tenant: AllTenantsOption = None,
+) -> None:
+    """End a key of a trusted service; the running service sees it within five seconds."""
+    from rag import operate
+
+    with _desk().session() as session:
+        for row in operate.revoke_key(session, key_id, tenant_id=tenant):
+            screen.out.print(f"Revoked {screen.shown(row['name'])} of tenant {screen.shown(row['tenant_id'])}.")
+
+
+@keys.command("audit")
+def keys_audit(
+    tenant: AllTenantsOption = None,
+    since: Annotated[str, typer.Option(help="How far back: 7d, 24h.")] = "7d",
+    top: Annotated[int, typer.Option(min=1, max=100_000, help="Rows, newest first.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List for whom trusted services spoke."""
+    wanted = {"tenant_id": tenant, "since": _age(since, "since"), "top": top}
+    with _desk().session() as session:
+        _print_rows("assertions", session.rows("list_assertions", wanted), as_json=as_json)
+
+
+@analyst.command("add")
+def analyst_add(
+    name: Annotated[str, typer.Argument(help="The login role; made when there is none.")],
+    tenant: TenantOption = None,
+    tags: TagsOption = None,
+    projects: Annotated[str | None, typer.Option(help="Projects of any owner, comma-separated; * for all.")] = None,
+    user_scope: Annotated[str, typer.Option(help="Of users' own documents: none, metadata or text.")] = "metadata",
+    ask_password: Annotated[bool, typer.Option(help="Ask for the password of a new login; else it is made.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the SQL, and run nothing.")] = False,
+) -> None:
+    """Let a person query the views of a tenant, and print the SQL that it took."""
+    from rag import analysts
+
+    desk = _desk()
+    wanted = analysts.Analyst(
+        role_name=name,
+        tenant_id=_tenant(tenant, desk.default_tenant),
+        tags=_tags(tags),
+        projects=_list(projects),
+        user_scope=user_scope,  # type: ignore[arg-type]
+    )
+    with desk.session() as session:
+        statements = analysts.needed(session, wanted)
+        password = None
+        if not only_print and any(statement.makes_login for statement in statements):
+            password = _typed_password() if ask_password else analysts.new_password()
+            statements = analysts.needed(session, wanted, password=password)
+    if not only_print:
+        analysts.admit(desk, wanted, statements)
+    for statement in statements:
+        screen.print_json(f"{statement.shown};")
+    if only_print and any(statement.makes_login for statement in statements):
+        screen.print_json(f"\\password {name}")
+    if not statements:
+        screen.err.print(f"{name} is admitted already, to exactly this.")
+    if password is not None and not ask_password:
+        screen.err.print(f"Password, shown this once: {password}")
+
+
+def _typed_password() -> str:
+    return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+
+
+@analyst.command("list")
+def analyst_list(tenant: AllTenantsOption = None, as_json: JsonOption = False) -> None:
+    """List the analysts, and whether their logins let them see."""
+    with _desk().session() as session:
+        _print_rows("analysts", session.rows("list_analysts", {"tenant_id": tenant}), as_json=as_json)
+
+
+@analyst.command("remove")
+def analyst_remove(
+    name: Annotated[str, typer.Argument(help="The login role.")],
+    tenant: AllTenantsOption = None,
+) -> None:
+    """Take an analyst's rights away, from their next statement on. The login itself stays."""
+    from rag import analysts
+
+    desk = _desk()
+    with desk.session() as session:
+        leaving = analysts.dismiss(session, name, tenant_id=tenant)
+    screen.out.print(f"{screen.shown(name)} sees nothing any more.")
+    if leaving and desk.administrator_url is not None:
+        with desk.administration() as session:
+            for statement in leaving:
+                session.run_text(statement)
+    else:
+        screen.err.print("An administrator has yet to run:" if leaving else "")
+    for statement in leaving:
+        screen.print_json(f"{statement};")
+    screen.err.print(screen.shown(f'To drop the login: drop role "{name}";'))
+
+
+@project.command("share")
+def project_share(
+    name: Annotated[str, typer.Argument(help="The owner's name of the project.", metavar="PROJECT")],
+    owner: OwnerOption,
+    member: MemberOption,
+    tenant: TenantOption = None,
+    write: Annotated[bool, typer.Option("--write", help="They may also write to it.")] = False,
+) -> None:
+    """Share a user's project with another user of the tenant, or change whether they may write."""
+    from rag import operate
+
+    desk = _desk()
+    membership = _membership(desk, name, owner, member, tenant)
+    with desk.session() as session:
+        operate.share(session, membership, may_write=write)
+    screen.out.print(f"User {member} {'writes' if write else 'reads'} {screen.shown(name)} of user {owner}.")
+
+
+@project.command("unshare")
+def project_unshare(
+    name: Annotated[str, typer.Argument(help="The owner's name of the project.", metavar="PROJECT")],
+    owner: OwnerOption,
+    member: MemberOption,
+    tenant: TenantOption = None,
+) -> None:
+    """End the sharing of a project with a user."""
+    from rag import operate
+
+    desk = _desk()
+    membership = _membership(desk, name, owner, member, tenant)
+    with desk.session() as session:
+        operate.unshare(session, membership)
+    screen.out.print(f"User {member} does not see {screen.shown(name)} of user {owner} any more.")
+
+
+def _membership(desk: Desk, name: str, owner: str, member: str, tenant: str | None) -> Any:
+    from rag.operate import Membership
+    from rag.principal import check_user_id
+
+    return Membership(
+        tenant_id=_tenant(tenant, desk.default_tenant),
+        owner_user_id=check_user_id(owner, field="owner"),
+        project_id=name,
+        member_user_id=check_user_id(member, field="member"),
+    )
+
+
+@project.command("members")
+def project_members(
+    name: Annotated[str | None, typer.Argument(help="A project; all unless given.", metavar="[PROJECT]")] = None,
+    owner: Annotated[str | None, typer.Option(help="User id of who owns it.")] = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List who shares which project with whom."""
+    from rag.principal import check_user_id
+
+    desk = _desk()
+    wanted = {
+        "tenant_id": _tenant(tenant, desk.default_tenant),
+        "project_id": name,
+        "owner_user_id": None if owner is None else check_user_id(owner, field="owner"),
+    }
+    with desk.session() as session:
+        _print_rows("members", session.rows("list_members", wanted), as_json=as_json)
+
+
+@app.command("explain-access")
+def explain_access(
+    document: Annotated[UUID, typer.Argument(help="The document's id.")],
+    user: UserOption = None,
+    project: ProjectOption = None,
+    tags: TagsOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show why somebody sees a document, or does not: its class, and each clause of the rule."""
+    from rag import operate
+    from rag.principal import Principal, check_user_id
+
+    desk = _desk()
+    somebody = Principal(
+        tenant_id=_tenant(tenant, desk.default_tenant),
+        user_id=None if user is None else check_user_id(user),
+        project_id=project,
+        tags=_tags(tags),
+    )
+    with desk.session() as session:
+        found = operate.explain_access(session, document, somebody)
+    if not found:
+        raise DocumentNotFound
+    if as_json:
+        _print_rows("clauses", found, as_json=True)
+        return
+    for access_id in dict.fromkeys(row["access_id"] for row in found):
+        clauses = [row for row in found if row["access_id"] == access_id]
+        about = {name: clauses[0][name] for name in ("access_id", "scope", "owner_user_id", "owner_project_id")}
+        _print_rows("class", [about | {"tags": clauses[0]["class_tags"]}], as_json=False)
+        for row in clauses:
+            screen.out.print(f"  {_cell(row['holds']):<4}{screen.shown(row['clause'])}")
+        screen.out.print("visible" if clauses[0]["visible"] else "not visible")
+
+
+@app.command()
+def forget(
+    tenant: AllTenantsOption = None,
+    user: Annotated[str | None, typer.Option(help="A user, with all that they own, asked and share.")] = None,
+    project: Annotated[str | None, typer.Option(help="A project; of every owner unless --owner is given.")] = None,
+    owner: Annotated[str | None, typer.Option(help="User id of who owns the project.")] = None,
+    source: Annotated[str | None, typer.Option(help="A source, by its source_id, in all classes.")] = None,
+    source_type: Annotated[str | None, typer.Option(help="Of this type alone.")] = None,
+    logs_older_than: Annotated[str | None, typer.Option(help="Instead: questions and assertions, by age: 90d.")] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase what is stored of a tenant, a user, a project or a source, and look whether it is gone."""
+    from rag.erase import Subject
+    from rag.principal import check_user_id
+
+    named = (user, project, owner, source, source_type)
+    if logs_older_than is not None:
+        if named != (None,) * len(named):
+            raise InvalidInput("--logs-older-than goes with --tenant alone", field="logs_older_than")
+        _forget_logs(_age(logs_older_than, "logs_older_than"), tenant, yes=yes, as_json=as_json)
+        return
+    if tenant is None:
+        raise InvalidInput("--tenant is required", field="tenant_id")
+    if owner is not None and (project is None or user is not None):
+        raise InvalidInput("--owner goes with --project, and a user without one is --user", field="owner")
+    if user is not None and project is not None:
+        raise InvalidInput("either --user with all that they own, or --project with its --owner", field="user_id")
+    somebody = user if owner is None else owner
+    subject = Subject(
+        tenant_id=tenant,
+        user_id=None if somebody is None else check_user_id(somebody),
+        project_id=project,
+        source_type=source_type,
+        source_id=source,
+    )
+    if not _forget(subject, yes=yes, as_json=as_json):
+        raise SystemExit(1)
+
+
+def _forget(subject: Any, *, yes: bool, as_json: bool) -> bool:
+    """Show, ask, erase, count again, each by itself; True when nothing is left."""
+    from rag import erase
+
+    desk = _desk()
+    with desk.session() as session:
+        found = erase.count_traces(session, subject)
+    if not as_json:
+        _print_rows("traces", [{"table": table, "rows": rows} for table, rows in found.items()], as_json=False)
+    if not yes:
+        typer.confirm(f"Erase {screen.shown(str(subject))}, for ever?", abort=True, err=True)
+    with desk.session() as session:
+        removed = erase.forget(session, subject)
+    with desk.session() as session:
+        left = erase.count_traces(session, subject)
+    if as_json:
+        import json
+
+        screen.print_json(
+            json.dumps({"subject": str(subject), "found": found, "removed": removed, "left": left}, ensure_ascii=False)
+        )
+    else:
+        screen.out.print(f"Erased {screen.shown(str(subject))}: {sum(removed.values())} rows.")
+    for table, rows in left.items():
+        if rows:
+            screen.err.print(f"[red]error:[/red] {rows} rows in {table} were written since: run it again")
+    return not any(left.values())
+
+
+def _forget_logs(older_than: timedelta, tenant: str | None, *, yes: bool, as_json: bool) -> None:
+    from rag import erase
+
+    desk = _desk()
+    if not yes:
+        whose = "all tenants" if tenant is None else f"tenant {screen.shown(tenant)}"
+        typer.confirm(f"Remove what was asked in {whose} and is older than that?", abort=True, err=True)
+    with desk.session() as session:
+        removed = erase.expire_logs(session, older_than=older_than, tenant_id=tenant)
+    if as_json:
+        screen.print_json(f'{{"removed": {removed}}}')
+    else:
+        screen.out.print(f"Removed {removed} questions and assertions.")
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Look whether the barrier of the database holds, and print the SQL that mends what does not.
+
+    Exit code 0 for nothing or notes, 1 for warnings, 2 for errors.
+    """
+    from rag.doctor import run
+
+    raise SystemExit(run(_settings(), as_json=as_json))
 
 
 if __name__ == "__main__":

@@ -652,6 +652,27 @@ def test_psql_is_given_the_principal_whatever_it_is_called(at_home: Rag):
 
 
 @with_embedded
+def test_psql_opens_the_database_that_is_named_without_its_password_in_sight(
+    named: Deployment, rag: Rag, monkeypatch: pytest.MonkeyPatch
+):
+    bundled = embedded.EmbeddedPostgres(home=Path(), data=Path(), major=18, port=0, passwords={})
+    monkeypatch.setenv("PATH", f"{bundled.binary('psql').parent}:{os.environ['PATH']}")
+    who = "select tenant_id, user_id, session_user from my_principal()"
+    for role, code in (("rag_app", 0), ("rag_publisher", 0)):
+        ran = rag("db", "psql", "--tenant", "acme", "--user", "7", "--role", role, "--", "-Atc", who)
+        assert (ran.code, ran.out) == (code, f"acme|7|{role}\n")
+    # What is set by hand is not signed.
+    forged = ["--", "-qAt", "-c", "set app.user_id = '8'", "-c", who]
+    assert rag("db", "psql", "--tenant", "acme", "--user", "7", *forged).out == ""
+    listed = rag("db", "psql", "--tenant", "acme", "--user", "7", "--", "-Atc", r"\! ps -o args= -p $PPID")
+    assert "acme" not in listed.out
+    assert named.cluster.password not in listed.out
+    assert rag("db", "psql", "--user", "7", "--", "-c", "select 1").errors[0].startswith("--tenant is required")
+    refused = rag("db", "psql", "--tenant", "acme", "--role", "rag_operator", "--", "-c", "select 1")
+    assert refused.errors[0].startswith("RAG_OPERATOR_DATABASE_URL must be set to log in as rag_operator")
+
+
+@with_embedded
 def test_psql_as_nobody_that_can_be_is_refused(at_home: Rag):
     ran = at_home("db", "psql", "--user", "0", "--", "-c", "select 1")
     assert (ran.code, ran.out) == (1, "")

@@ -1,0 +1,625 @@
+"""Plants documents and looks who can get at them: what no reading of the catalog can prove.
+
+A policy may stand there word for word and be defeated by what it calls. So one transaction, which is undone,
+writes documents of a tenant that nobody knows, through the statements of the product; reads them back through
+every way of reading, as their owner and as a dozen others; and tries to write as those others.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from rag.errors import SignatureRefused
+from rag.finding import Finding
+from rag.principal import ALL_PROJECTS, Principal
+from rag.sign import Signer
+
+if TYPE_CHECKING:
+    from rag.database import Session
+
+TAG = "canary"
+PROJECT = "canary"
+SOURCE_TYPE = "text"
+ANALYST = "canary_of_palisade"
+# Longer than any signature is good for.
+LONG_AGO_S = 24 * 60 * 60
+# Stale, so that the view of stale documents shows them.
+WRITTEN = datetime(2000, 1, 1, tzinfo=UTC)
+OTHER_LOGIN = {"rag_app": "rag_publisher", "rag_publisher": "rag_app"}
+
+# Ways of reading, as doctor_read and doctor_read_keys name them, by what they give out.
+DOCUMENT_PATHS = (
+    *("search", "search by words", "search by vector", "my_document", "my_documents", "my_chunks"),
+    *("v_documents", "titles of v_documents", "v_chunks", "v_stale_documents", "v_source_usage"),
+)
+# Where an analyst may find that a document exists, without a word of it.
+LISTING_PATHS = ("my_listed_documents", "v_documents", "v_stale_documents", "v_source_usage")
+CLASS_PATHS = ("my_classes", "whoami", "my_access_ids")
+QUERY_PATHS = ("my_queries", "v_query_latency", "v_empty_results")
+PEOPLES_PATHS = (*DOCUMENT_PATHS, "my_listed_documents", *CLASS_PATHS, *QUERY_PATHS, "my_query_chunks", "search_mode")
+SERVICE_DOCUMENT_PATHS = (
+    *("rag_documents", "rag_chunks", "my_document_chunks", "my_documents_among", "my_sources_among", "find_source"),
+)
+SERVICE_PATHS = (*SERVICE_DOCUMENT_PATHS, "find_source of a deleted one", "my_members")
+# More say no more.
+NAMED_PATHS = 4
+
+# These return the rows that they changed; of all others it is enough that they were not refused.
+RETURNING = {"doctor_change_document", "doctor_remove_document", "doctor_remove_chunks"}
+
+Deed = tuple[str, str, dict[str, Any]]
+"""What somebody does, in words; the query; its parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A document of the canary."""
+
+    scope: str
+    access_id: int
+    document_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """Somebody who reads, and what they must see of it."""
+
+    name: str
+    principal: Principal | None
+    """None = nobody: all variables are empty."""
+    signature: str
+    scopes: frozenset[str] = frozenset()
+    """Scopes of the documents that they must see."""
+    listed: frozenset[str] = frozenset()
+    """Scopes of the documents of which they must see that they exist."""
+    has_asked: bool = False
+    """Whether they must see the logged questions."""
+    shares: bool = False
+    """Whether they share the project, or have been given it."""
+
+
+class _NotPlanted(Exception):
+    """Somebody cannot write where they have a class."""
+
+
+def _user_id() -> int:
+    return secrets.randbelow(10**17) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """What one run plants, and the login that plants and reads."""
+
+    session: Session
+    signer: Signer
+    role: str
+    """The login of the session."""
+    now: float
+    """The time of the database, in seconds since 1970."""
+    dimensions: int
+    thorough: bool = True
+    """Otherwise half of the others stay away: each of them takes 10 to 20 milliseconds."""
+    run: str = field(default_factory=lambda: f"canary{secrets.token_hex(8)}")
+    """A word that is in no document, and names the tenant and the source."""
+    owner_id: int = field(default_factory=_user_id)
+    other_id: int = field(default_factory=_user_id)
+    member_id: int = field(default_factory=_user_id)
+
+    @property
+    def owner(self) -> Principal:
+        return Principal(tenant_id=self.run, user_id=self.owner_id, project_id=ALL_PROJECTS, tags=(TAG,))
+
+    @property
+    def other(self) -> Principal:
+        return replace(self.owner, user_id=self.other_id)
+
+    @property
+    def member(self) -> Principal:
+        return replace(self.owner, user_id=self.member_id)
+
+    @property
+    def stranger(self) -> Principal:
+        return replace(self.owner, tenant_id=f"{self.run} elsewhere")
+
+    async def findings(self) -> list[Finding]:
+        """What does not hold; nothing of what was written for it stays."""
+
+        async def messages() -> list[str]:
+            planted = await self.plant()
+            return [*await self.misread(planted), *await self.miswritten(planted)]
+
+        return await _released(self.session, messages, subject=f"canary as {self.role}")
+
+    # --- planting --------------------------------------------------------------------------------
+
+    async def plant(self) -> list[Planted]:
+        """Documents of each scope that the login may write, and what goes with them."""
+        await self.session.run(
+            "begin_as",
+            {
+                "tenant_id": self.owner.tenant_id,
+                "user_id": self.owner.user_id,
+                "project_id": self.owner.project_id,
+                "tags": list(self.owner.tags),
+                "signature": self._sign(self.owner),
+            },
+        )
+        scopes = ("public", "user", "project") if self.role == "rag_publisher" else ("user", "project")
+        planted = [await self._plant_document(scope) for scope in scopes]
+        for hits in (planted, []):
+            await self.session.run("log_query", self._logged(hits))
+        await self.session.run("audit_assertion", self._asserted())
+        await self.session.run("doctor_share", {"project_id": PROJECT, "member_user_id": self.member_id})
+        buried = {"source_type": SOURCE_TYPE, "source_id": f"{self.run} deleted", "reason": "canary"}
+        await self.session.run("bury_source", buried | {"access_id": _of_scope(planted, "user").access_id})
+        return planted
+
+    async def _plant_document(self, scope: str) -> Planted:
+        granted = await self.session.row("access_class", self._owned(scope))
+        assert granted is not None
+        unset = (
+            "id",
+            "source_uri",
+            "source_updated_at",
+            "domain",
+            "doc_type",
+            "provenance_id",
+            "task_id",
+            "created_at",
+        )
+        written = await self.session.row(
+            "insert_document",
+            dict.fromkeys(unset)
+            | {
+                "tenant_id": self.owner.tenant_id,
+                "access_id": granted["access_id"],
+                "source_type": SOURCE_TYPE,
+                "source_id": self.run,
+                "source_hash": "canary",
+                "language": "en",
+                "title": "A canary",
+                "body": self.run,
+                "verified": False,
+                "metadata": "{}",
+                "content_updated_at": WRITTEN,
+            },
+        )
+        if written is None:
+            raise _NotPlanted
+        planted = Planted(scope=scope, access_id=granted["access_id"], document_id=written["id"])
+        await self.session.run("insert_chunks", self._chunk(planted, index=0))
+        return planted
+
+    def _owned(self, scope: str) -> dict[str, Any]:
+        """What names the class of a scope."""
+        return {
+            "scope": scope,
+            "user_id": None if scope == "public" else self.owner_id,
+            "project_id": PROJECT if scope == "project" else None,
+            "tags": [TAG],
+        }
+
+    def _chunk(self, planted: Planted, *, index: int) -> dict[str, Any]:
+        return {
+            "tenant_id": self.owner.tenant_id,
+            "access_id": planted.access_id,
+            "document_id": planted.document_id,
+            "embedding_model": self.run,
+            "token_counter": "bytes/3",
+            "language": "en",
+            "chunk_indexes": [index],
+            "chunk_texts": [self.run],
+            "chunk_hashes": ["canary"],
+            "token_counts": [1],
+            "start_offsets": [0],
+            "end_offsets": [len(self.run)],
+            "page_numbers": [None],
+            "sections": [None],
+            "indexed_texts": [self.run],
+            "embeddings": [self._embedding],
+        }
+
+    @property
+    def _embedding(self) -> str:
+        return "[" + ",".join(["1", *["0"] * (self.dimensions - 1)]) + "]"
+
+    def _logged(self, hits: Collection[Planted]) -> dict[str, Any]:
+        unset = ("project_id", "scope", "model_used", "confidence", "action")
+        return dict.fromkeys(unset) | {
+            "tenant_id": self.owner.tenant_id,
+            "id": uuid4(),
+            "user_id": self.owner_id,
+            "query_hash": "canary",
+            "query_length": len(self.run),
+            "query_text": self.run,
+            "mode": "hybrid",
+            "embedding_model": self.run,
+            "result_count": len(hits),
+            "citation_count": 0,
+            "context_tokens": 0,
+            "retrieval_ms": 0.0,
+            "generation_ms": 0.0,
+            "latency_ms": 0.0,
+            "document_ids": [hit.document_id for hit in hits],
+            "chunk_indexes": [0 for _ in hits],
+            "scores": [0.0 for _ in hits],
+            "cosines": [1.0 for _ in hits],
+            "cited": [False for _ in hits],
+        }
+
+    def _asserted(self) -> dict[str, Any]:
+        return {
+            "tenant_id": self.owner.tenant_id,
+            "key_id": "canary",
+            "user_id": self.owner_id,
+            "project_id": None,
+            "tags": [TAG],
+            "action": "query",
+        }
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def misread(self, planted: Sequence[Planted]) -> list[str]:
+        """Who sees what they must not, or does not see what they must."""
+        messages: list[str] = []
+        for speaker in self._speakers():
+            await self.speak(speaker.principal, speaker.signature)
+            seen = await self.read(planted)
+            for path, things in (await self.read_keys(planted)).items():
+                seen[path] = things
+            messages += _differences(speaker, planted, seen, (*PEOPLES_PATHS, *SERVICE_PATHS))
+        return messages
+
+    def _speakers(self) -> Iterator[Speaker]:
+        """Their owner and everybody else; those whose signature is not theirs must be nobody."""
+        owner = self.owner
+
+        def speaker(
+            name: str, principal: Principal, scopes: str = "", *, shares: bool = False, has_asked: bool = False
+        ) -> Speaker:
+            signature = self._sign(principal)
+            return Speaker(
+                name=name,
+                principal=principal,
+                signature=signature,
+                scopes=frozenset(scopes.split()),
+                shares=shares,
+                has_asked=has_asked,
+            )
+
+        def forger(name: str, signature: str) -> Speaker:
+            return Speaker(name=name, principal=owner, signature=signature)
+
+        yield speaker("their owner", owner, "public user project", has_asked=True, shares=True)
+        yield speaker("their owner with other tags", replace(owner, tags=("other",)), has_asked=True, shares=True)
+        yield speaker("another user", self.other, "public")
+        yield speaker("the same user of another tenant", self.stranger)
+        yield Speaker(name="nobody", principal=None, signature="")
+        invented = replace(self.signer, secret=secrets.token_bytes(32))
+        yield forger("somebody with a key of their own", self._sign(owner, signer=invented))
+        if not self.thorough:
+            return
+        elsewhere = replace(owner, project_id=f"not {PROJECT}")
+        yield speaker("their owner in another project", elsewhere, "public user", has_asked=True, shares=True)
+        yield speaker("a member of the project", self.member, "public project", shares=True)
+        yield speaker("a principal without a user", replace(owner, user_id=None), "public")
+        yield forger("somebody without a signature", "")
+        yield forger("somebody with another's signature", self._sign(self.other))
+        yield forger("somebody with a signature for another login", self._sign(owner, role=OTHER_LOGIN[self.role]))
+        yield forger("somebody with an old signature", self._sign(owner, now=self.now - LONG_AGO_S))
+
+    def _sign(
+        self, principal: Principal, *, role: str | None = None, signer: Signer | None = None, now: float | None = None
+    ) -> str:
+        return (signer or self.signer).sign(principal, role=role or self.role, now=now or self.now)
+
+    async def speak(self, principal: Principal | None, signature: str) -> None:
+        """Set the variables as somebody could who has the password of the service."""
+        await self.session.run(
+            "doctor_speak",
+            {
+                "tenant_id": "" if principal is None else principal.tenant_id,
+                "user_id": "" if principal is None else str(principal.user_id or 0),
+                "project_id": "" if principal is None else principal.project_id or "",
+                "tags": "" if principal is None else json.dumps(list(principal.tags)),
+                "signature": signature,
+            },
+        )
+
+    async def read(self, planted: Sequence[Planted]) -> dict[str, set[str]]:
+        """What comes through each of the ways that people have."""
+        return _by_path(
+            await self.session.rows(
+                "doctor_read",
+                {
+                    "question": self.run,
+                    "embedding": self._embedding,
+                    "embedding_model": self.run,
+                    "document_ids": [one.document_id for one in planted],
+                },
+            )
+        )
+
+    async def read_keys(self, planted: Sequence[Planted]) -> dict[str, set[str]]:
+        """What comes through those that only the service has."""
+        return _by_path(
+            await self.session.rows(
+                "doctor_read_keys",
+                {
+                    "tenant_id": self.owner.tenant_id,
+                    "document_ids": [one.document_id for one in planted],
+                    "access_ids": [one.access_id for one in planted],
+                    "scopes": [one.scope for one in planted],
+                    "user_id": self.owner_id,
+                    "project_id": PROJECT,
+                    "source_type": SOURCE_TYPE,
+                    "source_id": self.run,
+                },
+            )
+        )
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def miswritten(self, planted: Sequence[Planted]) -> list[str]:
+        """Who writes what they must not, or cannot write what they may."""
+        messages = []
+        for name, principal, target in self._intruders(planted):
+            await self.speak(principal, "" if principal is None else self._sign(principal))
+            for deed, query, parameters in self._intrusions(principal, target):
+                if await self._succeeds(query, parameters):
+                    messages.append(f"{name} {deed}")
+        await self.speak(self.owner, self._sign(self.owner))
+        for deed, query, parameters in self._lies(planted):
+            if await self._succeeds(query, parameters):
+                messages.append(f"their owner {deed}")
+        for deed, query, parameters in self._rightful_deeds(_of_scope(planted, "user")):
+            if not await self._succeeds(query, parameters):
+                messages.append(f"their owner cannot {deed}")
+        return messages
+
+    async def _succeeds(self, query: str, parameters: Mapping[str, Any]) -> bool:
+        """Whether a statement does what it is for; undone either way."""
+        try:
+            async with self.session.attempt():
+                if query in RETURNING:
+                    return bool(await self.session.rows(query, parameters))
+                await self.session.run(query, parameters)
+                return True
+        except psycopg.errors.InsufficientPrivilege:
+            return False
+
+    def _intruders(self, planted: Sequence[Planted]) -> Iterator[tuple[str, Principal | None, Planted]]:
+        user = _of_scope(planted, "user")
+        yield "another user", self.other, user
+        yield "the same user of another tenant", self.stranger, user
+        yield "nobody", None, user
+        if not self.thorough:
+            return
+        yield "a principal without a user", replace(self.owner, user_id=None), user
+        yield "a member who may only read", self.member, _of_scope(planted, "project")
+
+    def _intrusions(self, principal: Principal | None, target: Planted) -> Iterator[Deed]:
+        place = self._place(target)
+        owned = self._owned(target.scope)
+        source = {"source_type": SOURCE_TYPE, "source_id": f"{self.run} intruded"}
+        if principal != self.stranger:  # who has a class with the same words
+            yield "has their class for writing", "access_class", owned
+        yield "adds a document to their class", "doctor_add_document", place | owned | source
+        yield "adds a chunk to their document", "insert_chunks", self._chunk(target, index=1)
+        yield "changes their document", "doctor_change_document", place
+        yield "removes their document", "doctor_remove_document", place
+        yield "removes their chunks", "doctor_remove_chunks", place
+        yield "buries their source", "bury_source", place | source | {"reason": "canary"}
+        yield "logs a question as theirs", "log_query", self._logged([])
+        yield "is audited as them", "audit_assertion", self._asserted()
+
+    def _lies(self, planted: Sequence[Planted]) -> Iterator[Deed]:
+        """What not even the owner may do."""
+        target = _of_scope(planted, "user")
+        lie = {"source_type": SOURCE_TYPE, "source_id": f"{self.run} lied", "tags": ["public"]}
+        document = self._place(target) | self._owned("user") | lie
+        yield "names other tags than those of the class", "doctor_add_document", document
+        if self.role != "rag_publisher":
+            yield "publishes", "access_class", self._owned("public")
+        for public in (one for one in planted if one.scope == "public" and self.role != "rag_publisher"):
+            yield "changes what is public", "doctor_change_document", self._place(public)
+            yield "removes what is public", "doctor_remove_document", self._place(public)
+
+    def _rightful_deeds(self, target: Planted) -> Iterator[Deed]:
+        place = self._place(target)
+        yield "change their document", "doctor_change_document", place
+        yield "remove their chunks", "doctor_remove_chunks", place
+        yield "remove their document", "doctor_remove_document", place
+
+    def _place(self, target: Planted) -> dict[str, Any]:
+        return {
+            "tenant_id": self.owner.tenant_id,
+            "access_id": target.access_id,
+            "document_id": target.document_id,
+        }
+
+
+# --- as everybody, in one transaction of a superuser -------------------------------------------------
+
+
+async def findings_of_all_logins(
+    session: Session, execute: Callable[[str], Awaitable[object]], *, now: float, dimensions: int
+) -> list[Finding]:
+    """What the logins of the service see of each other's documents, and what operators and analysts get.
+
+    A superuser can be every login in turn, so that all of them meet in one transaction, which is undone. Needs
+    no key of the service: it makes one that is gone with it. `execute` runs a statement that is not in
+    sql/queries, because the database put it together.
+    """
+    found: list[Finding] = []
+
+    async def messages() -> list[str]:
+        asking = await session.row("doctor_database", {})
+        assert asking is not None
+        superuser = asking["login"]
+        await session.run("doctor_become", {"role_name": "rag_operator"})
+        key = await session.row("add_signing_key", {})
+        assert key is not None
+        signer = Signer(key_id=key["key_id"], secret=bytes.fromhex(key["secret"]))
+        publisher = Canary(session=session, signer=signer, role="rag_publisher", now=now, dimensions=dimensions)
+        await session.run("doctor_become", {"role_name": "rag_publisher"})
+        planted = await publisher.plant()
+        for canary in (publisher, replace(publisher, role="rag_app")):
+            await session.run("doctor_become", {"role_name": canary.role})
+            _add(found, canary.role, [*await canary.misread(planted), *await canary.miswritten(planted)])
+        _add(found, ANALYST, await _misread_by_analysts(publisher, planted, superuser, execute))
+        await session.run("doctor_become", {"role_name": "rag_operator"})
+        _add(found, "rag_operator", await _mishandled_by_operators(publisher, planted))
+        return []
+
+    return [*await _released(session, messages, subject="canary as all logins"), *found]
+
+
+def _add(found: list[Finding], role: str, messages: Sequence[str]) -> None:
+    found += [Finding(severity="error", object=f"canary as {role}", message=message) for message in messages]
+
+
+async def _misread_by_analysts(
+    canary: Canary, planted: Sequence[Planted], superuser: str, execute: Callable[[str], Awaitable[object]]
+) -> list[str]:
+    """What an analyst sees, admitted in several ways; the variables of the owner, signed, are set all the time."""
+    session = canary.session
+    await session.run("doctor_become", {"role_name": superuser})
+    made = await session.row("doctor_make_analyst", {"role_name": ANALYST})
+    assert made is not None
+    await execute(made["statement"])
+    everything = frozenset({"public", "user", "project"})
+    own = {"tenant_id": canary.run, "tags": [TAG], "projects": [PROJECT], "user_scope": "text"}
+    elsewhere = f"{canary.run} elsewhere"
+    admissions: tuple[tuple[str, dict[str, Any], frozenset[str], frozenset[str], bool], ...] = (
+        ("an analyst of all", own, everything, frozenset(), True),
+        (
+            "an analyst of no text of users",
+            own | {"user_scope": "metadata"},
+            everything - {"user"},
+            frozenset({"user"}),
+            True,
+        ),
+        ("an analyst of no users", own | {"user_scope": "none"}, everything - {"user"}, frozenset(), True),
+        ("an analyst of no projects", own | {"projects": []}, everything - {"project"}, frozenset(), True),
+        ("an analyst with other tags", own | {"tags": ["other"]}, frozenset(), frozenset(), True),
+        ("an analyst of another tenant", own | {"tenant_id": elsewhere}, frozenset(), frozenset(), False),
+    )
+    await canary.speak(canary.owner, canary.signer.sign(canary.owner, role=ANALYST, now=canary.now))
+    messages: list[str] = []
+    for name, admission, scopes, listed, has_asked in admissions:
+        async with session.attempt():
+            await session.run("doctor_become", {"role_name": "rag_operator"})
+            await session.run("doctor_admit_analyst", admission | {"role_name": ANALYST})
+            await session.run("doctor_become", {"role_name": ANALYST})
+            speaker = Speaker(
+                name=name, principal=None, signature="", scopes=scopes, listed=listed, has_asked=has_asked
+            )
+            messages += _differences(speaker, planted, await canary.read(planted), PEOPLES_PATHS)
+    return messages
+
+
+async def _mishandled_by_operators(canary: Canary, planted: Sequence[Planted]) -> list[str]:
+    """Operators explain, count and erase; they read nothing."""
+    session = canary.session
+    messages = []
+    for name, reading in (("people", canary.read), ("the service", canary.read_keys)):
+        try:
+            async with session.attempt():
+                await reading(planted)
+            messages.append(f"an operator may read the way that {name} do")
+        except psycopg.errors.InsufficientPrivilege:
+            pass
+    for one in planted:
+        for principal, sees in ((canary.owner, True), (canary.stranger, False)):
+            asked = {
+                "document_id": one.document_id,
+                "tenant_id": principal.tenant_id,
+                "user_id": principal.user_id,
+                "project_id": principal.project_id,
+                "tags": list(principal.tags),
+            }
+            verdicts = {row["visible"] for row in await session.rows("explain_access", asked)}
+            if verdicts != {sees}:
+                messages.append(f"explain_access says the contrary of who sees the {one.scope} document")
+    subject = dict.fromkeys(("user_id", "project_id", "source_type", "source_id")) | {"tenant_id": canary.run}
+    counted = {row["table_name"]: row["rows_left"] for row in await session.rows("count_traces", subject)}
+    if counted["rag_documents"] != len(planted) or counted["rag_chunks"] != len(planted):
+        messages.append("count_traces does not count all that is stored")
+    await session.run("forget", subject)
+    left = [row["table_name"] for row in await session.rows("count_traces", subject) if row["rows_left"]]
+    if left:
+        messages.append(f"forget leaves rows in {', '.join(left)}")
+    return messages
+
+
+# --- what was seen, against what must be ---------------------------------------------------------------
+
+
+async def _released(session: Session, messages: Callable[[], Awaitable[list[str]]], *, subject: str) -> list[Finding]:
+    """The messages, as findings, of what is undone at the end."""
+    try:
+        async with session.attempt():
+            told = await messages()
+    except _NotPlanted:
+        told = ["who has a class does not see it, and can write nothing"]
+    except psycopg.errors.InvalidAuthorizationSpecification:
+        told = [SignatureRefused().message]
+    except psycopg.Error as error:
+        # Of what the canary itself sent: the message quotes nobody.
+        told = [f"cannot be planted or read: {error.diag.message_primary} ({error.sqlstate})"]
+    return [Finding(severity="error", object=subject, message=message) for message in told]
+
+
+def _by_path(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    seen: dict[str, set[str]] = {}
+    for row in rows:
+        seen.setdefault(row["path"], set()).add(row["thing"])
+    return seen
+
+
+def _of_scope(planted: Sequence[Planted], scope: str) -> Planted:
+    return next(one for one in planted if one.scope == scope)
+
+
+def _wanted(speaker: Speaker, planted: Sequence[Planted]) -> dict[str, set[str]]:
+    """What has to come through each way of reading, and nothing else."""
+    visible = [one for one in planted if one.scope in speaker.scopes]
+    documents = {str(one.document_id) for one in visible}
+    listed = {str(one.document_id) for one in planted if one.scope in speaker.listed}
+    wanted = dict.fromkeys((*DOCUMENT_PATHS, *SERVICE_DOCUMENT_PATHS), documents)
+    wanted |= {path: wanted.get(path, set()) | listed for path in LISTING_PATHS}
+    wanted |= {path: {str(one.access_id) for one in visible} for path in CLASS_PATHS}
+    wanted |= {path: {"query"} if speaker.has_asked else set() for path in QUERY_PATHS}
+    wanted["my_query_chunks"] = documents if speaker.has_asked else set()
+    wanted["search_mode"] = {"something"} if visible else set()
+    wanted["find_source of a deleted one"] = {str(one.access_id) for one in visible if one.scope == "user"}
+    wanted["my_members"] = {"member"} if speaker.shares else set()
+    return wanted
+
+
+def _differences(
+    speaker: Speaker, planted: Sequence[Planted], seen: Mapping[str, set[str]], paths: Sequence[str]
+) -> Iterator[str]:
+    """What comes and must not, and what does not come and must; one message for each thing."""
+    names = {"query": "the logged question", "member": "the shared project", "something": "that there is something"}
+    names |= {str(one.document_id): f"the {one.scope} document" for one in planted}
+    names |= {str(one.access_id): f"the class of the {one.scope} document" for one in planted}
+    wanted = _wanted(speaker, planted)
+    for verb, have, want in (("sees", seen, wanted), ("does not see", wanted, seen)):
+        through: dict[str, list[str]] = {}
+        for path in paths:
+            for thing in sorted(have.get(path, set()) - want.get(path, set())):
+                through.setdefault(names.get(thing, "what is not the canary's"), []).append(path)
+        for name, ways in through.items():
+            listed = ", ".join(dict.fromkeys(ways[:NAMED_PATHS]))
+            more = f" and {len(ways) - NAMED_PATHS} more" if len(ways) > NAMED_PATHS else ""
+            yield f"{speaker.name} {verb} {name} through {listed}{more}"
