@@ -399,7 +399,11 @@ def test_what_is_hidden_costs_what_is_missing(
                 missing = [UUID(int=one.int ^ 1) if isinstance(one, UUID) else one + "." for one in there]
                 arms = [there, missing]
                 numbers.shuffle(arms)
-                one, other = (cost(connection, name, listed) for listed in arms)
+                # Whoever analyses a table meanwhile empties our caches of the catalog; a leak is there each time.
+                for _ in range(3):
+                    one, other = (cost(connection, name, listed) for listed in arms)
+                    if one == other:
+                        break
                 assert one == other
                 assert one[0] == 0
     figure(f"{pairs} pairs of hidden and missing documents, {plans}: the same buffers and plans")
