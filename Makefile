@@ -108,13 +108,15 @@ lock:
 	echo hatchling | "$$uv" $(COMPILE) --no-annotate --constraint requirements.lock - -o docker/build.lock
 
 # After the first release a migration never changes; until then there is one, and it follows the schema.
-freeze:
+freeze: $(STAMP)
 	@grep -q '^version = "0\.1\.0\.dev' pyproject.toml || { \
 	    echo 'The initial migration has been released: write a new one, with a frozen file of its own.' >&2; \
 	    exit 1; \
 	}
 	cat sql/schema/*.sql > $(FROZEN)
 	cd alembic/frozen && sha256sum *.sql > SHA256SUMS
+	RAG_UPDATE_DOCS=1 $(BIN)/pytest -q tests/rag/test_doctor.py -k manifest
+	RAG_UPDATE_DOCS=1 $(BIN)/pytest -q tests/sql/test_access.py
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -234,10 +234,20 @@ begin
     where tombstone.tenant_id = tenant
         and tombstone.access_id = find_source.access_id
         and tombstone.source_digest = source_digest(find_source.source_type, find_source.source_id);
-    -- An erasure of the tenant, the owner, the project or the source counts as a deletion.
+    -- An erasure of the tenant, the owner, the project or the source counts as a deletion; of an owner and a
+    -- project only for whoever may write there, since it is nobody else's business.
     select buried + count(*) into buried
     from rag_erasures as erasure
-    where erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
+    where exists (
+            select
+            from my_classes() as class
+            where class.access_id = find_source.access_id
+                and class.scope = find_source.scope
+                and class.user_id is not distinct from find_source.user_id
+                and class.project_id is not distinct from find_source.project_id
+                and class.may_write
+        )
+        and erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
         and erasure.subject_digest in (
             erasure_digest('tenant', tenant, '{}'),
             erasure_digest('user', tenant, array[find_source.user_id::text]),

@@ -85,7 +85,7 @@ begin
             ('narrowed_access_ids(text)', array['rag_principal'], 'rag_search'),
             ('access_class(text, bigint, text, text[])', service, 'rag_search'),
             ('class_reads(bigint, text, bigint, text, text[])', service, 'rag_search'),
-            ('my_classes()', people, 'rag_search'),
+            ('my_classes()', people || array['rag_principal'], 'rag_search'),
             ('whoami()', people, null),
             ('load_service_keys(text)', service, 'rag_search'),
             ('tenant_lock(text)', service || array['rag_search', 'rag_principal', 'rag_steward'], null),

@@ -924,7 +924,7 @@ READING = {
 SERVING = READING | {
     *("begin_as", "my_writable_access_ids", "access_class", "class_reads", "load_service_keys"),
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "bury_source", "my_members"),
-    *("share_project", "unshare_project", "lexeme_total"),
+    *("share_project", "unshare_project", "lexeme_total", "tenant_lock"),
 }
 OPERATING = {
     *("add_signing_key", "list_signing_keys", "retire_signing_key"),
@@ -933,7 +933,7 @@ OPERATING = {
 FOR_SEARCH = {"signature_holds", "my_tenant_id", "tenant_lock", "text_search_config", "lexeme_query"}
 FOR_PRINCIPAL = {
     *("my_principal", "my_tenant_id", "my_user_id", "i_am_analyst", "my_access_ids", "my_writable_access_ids"),
-    *("narrowed_access_ids", "tenant_lock", "source_digest", "erasure_digest", "keyword_candidates"),
+    *("narrowed_access_ids", "my_classes", "tenant_lock", "source_digest", "erasure_digest", "keyword_candidates"),
 }
 
 
