@@ -34,6 +34,7 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.DocumentNotFound: (404, "not_found"),
     errors.MemberNotFound: (404, "not_found"),
     errors.SourceRetracted: (409, "source_changed"),
+    errors.SourceOvertaken: (409, "source_changed"),
     errors.DatabaseError: (500, "database_error"),
     errors.DatabaseUnavailable: (503, "database_unavailable"),
     errors.DatabaseTimeout: (504, "database_timeout"),
