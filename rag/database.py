@@ -250,6 +250,9 @@ class Database:
 
         async def fly(role: str) -> list[Finding]:
             async with self._pools[role].connection() as connection:
+                if connection.info.user != role:
+                    message = f"cannot be planted by {connection.info.user}, who is logged in instead"
+                    return [Finding(severity="error", object=f"canary as {role}", message=message)]
                 now = time.time() + self._clock_ahead_s
                 return await Canary(
                     session=Session(connection),

@@ -18,7 +18,7 @@ from psycopg.rows import DictRow, dict_row
 from rag import canary, deployment, manifest, screen
 from rag.database import Session, check_schema, translated_errors
 from rag.embed import open_embedder
-from rag.errors import DatabaseUnavailable, EmbeddingError, RAGServiceError, SchemaMismatch
+from rag.errors import DatabaseUnavailable, EmbeddingError, InvalidInput, RAGServiceError, SchemaMismatch
 from rag.finding import SEVERITIES, Finding, Severity, worst_first
 from rag.settings import Settings
 from rag.sign import Signer
@@ -37,10 +37,6 @@ class Logins:
     operator: str | None
     administrator: str | None
     signing_key: str | None
-
-    @property
-    def widest(self) -> str | None:
-        return self.administrator or self.operator or self.app or self.publisher
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,26 +70,34 @@ class Report:
         )
 
     def print(self) -> None:
-        """A line for each finding, below it the SQL; then what was looked at."""
+        """A script for psql: a comment for each finding, below it the SQL; then what was looked at."""
         for finding in worst_first(self.findings):
             colour = COLOURS[finding.severity]
-            screen.out.print(f"[{colour}]{finding.severity:<8}[/{colour}] {screen.shown(str(finding))}")
-            for line in (finding.mend or "").splitlines():
-                screen.out.print(f"         {screen.shown(line)}")
+            screen.out.print(f"[{colour}]-- {finding.severity:<8} {_comment(str(finding))}[/{colour}]")
+            if finding.mend is not None:
+                # As it is: spaces before a line of a function's body would be part of the function.
+                screen.out.print(screen.shown(finding.mend))
         for line in self.checked:
-            screen.out.print(f"[dim]checked:     {screen.shown(line)}[/dim]")
+            screen.out.print(f"[dim]-- checked: {_comment(line)}[/dim]")
         for line in self.unchecked:
-            screen.out.print(f"[dim]not checked: {screen.shown(line)}[/dim]")
+            screen.out.print(f"[dim]-- not checked: {_comment(line)}[/dim]")
         counts = {severity: sum(finding.severity == severity for finding in self.findings) for severity in SEVERITIES}
-        said = ", ".join(
-            f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count
-        )
-        screen.out.print(said or "Nothing to mend.")
+        said = [f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count]
+        screen.out.print(f"-- {', '.join(said) or 'nothing to mend'}")
+
+
+def _comment(text: str) -> str:
+    """One line, whatever somebody has called an object: what follows a line feed would be run."""
+    return screen.shown(" ".join(text.split()))
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
-    """Examine, print, and return the exit code. Raises DatabaseUnavailable when there is nothing to examine."""
-    report = asyncio.run(examine(settings, locate(settings)))
+    """Examine, print, and return the exit code."""
+    report = Report()
+    try:
+        asyncio.run(examine(report, settings, locate(settings)))
+    except RAGServiceError as error:
+        report.add(Finding(severity="error", object="database", message=error.message))
     if as_json:
         screen.print_json(report.as_json())
     else:
@@ -136,24 +140,23 @@ def locate(settings: Settings) -> Logins:
     )
 
 
-async def examine(settings: Settings, logins: Logins) -> Report:
-    """Everything that can be looked at from these logins."""
-    report = Report()
-    widest = logins.widest
-    assert widest is not None
-    try:
-        async with _connected(widest) as connection:
-            migrated = await _examine_catalog(report, connection, settings)
-    except DatabaseUnavailable as error:
-        report.findings.append(Finding(severity="error", object="database", message=error.message))
-        return report
+async def examine(report: Report, settings: Settings, logins: Logins) -> None:
+    """Look at everything that can be looked at from these logins."""
+    signer = None
+    if logins.signing_key is not None:
+        try:
+            signer = Signer.parse(logins.signing_key)
+        except InvalidInput as error:
+            report.add(Finding(severity="error", object="RAG_SIGNING_KEY", message=error.message))
+    widest = next(url for url in (logins.administrator, logins.operator, logins.app, logins.publisher) if url)
+    async with _connected(widest) as connection:
+        migrated = await _examine_catalog(report, connection, settings)
     if not migrated:
-        report.unchecked.append("roles and rights, reading and writing: the schema is not that of this version")
-        return report
-    await _examine_service(report, logins, settings)
-    await _examine_as_operator(report, logins)
+        report.unchecked.append("the catalog, reading and writing: the schema is not that of this version")
+        return
+    await _examine_service(report, logins, settings, signer)
+    await _examine_as_operator(report, logins, signer)
     await _examine_as_superuser(report, logins, settings)
-    return report
 
 
 @asynccontextmanager
@@ -182,18 +185,17 @@ async def _examine_catalog(report: Report, connection: AsyncConnection[DictRow],
     return True
 
 
-async def _examine_service(report: Report, logins: Logins, settings: Settings) -> None:
+async def _examine_service(report: Report, logins: Logins, settings: Settings, signer: Signer | None) -> None:
     """As the service does when it starts, and then with everybody who might come."""
     if logins.app is None:
         report.unchecked.append("reading and writing as the service: set RAG_DATABASE_URL")
         return
     if logins.signing_key is None:
-        missing = "the database takes no identity that is not signed; `rag keys sign` makes a key"
-        report.add(Finding(severity="error", object="RAG_SIGNING_KEY", message=f"is not set: {missing}"))
+        unset = "is not set, and the database takes no identity that is not signed; `rag keys sign` makes a key"
+        report.add(Finding(severity="error", object="RAG_SIGNING_KEY", message=unset))
+    if signer is None:
         return
-    place = deployment.Deployment(
-        app_url=logins.app, publisher_url=logins.publisher, signer=Signer.parse(logins.signing_key), server=None
-    )
+    place = deployment.Deployment(app_url=logins.app, publisher_url=logins.publisher, signer=signer, server=None)
     if logins.publisher is None:
         report.unchecked.append("reading and writing as rag_publisher: set RAG_PUBLISHER_DATABASE_URL")
     dimensions = settings.rag_embedding_dimensions
@@ -214,7 +216,7 @@ async def _examine_service(report: Report, logins: Logins, settings: Settings) -
         report.add(Finding(severity="error", object="start of the service", message=refused.message))
 
 
-async def _examine_as_operator(report: Report, logins: Logins) -> None:
+async def _examine_as_operator(report: Report, logins: Logins, signer: Signer | None) -> None:
     """Signing keys and analysts."""
     url = logins.operator or logins.administrator
     if url is None:
@@ -232,7 +234,7 @@ async def _examine_as_operator(report: Report, logins: Logins) -> None:
     if not keys:
         missing = "there is none, so nobody is let in; `rag keys sign` makes one"
         report.add(Finding(severity="error", object="signing keys", message=missing))
-    elif logins.signing_key is not None and Signer.parse(logins.signing_key).key_id not in keys:
+    elif signer is not None and signer.key_id not in keys:
         unknown = "is not one of the keys of this database; `rag keys sign` makes one"
         report.add(Finding(severity="error", object="RAG_SIGNING_KEY", message=unknown))
     for row in problems:

@@ -37,6 +37,12 @@ def told(connection: psycopg.Connection, statement: str, value: str) -> str:
     return text if value.isdigit() else text.replace(value, "…")
 
 
+def tells_apart(connection: psycopg.Connection, statement: str, one: str, other: str) -> bool:
+    """Whether the plans for two values differ, three times in a row: once, a count of buffers may by somebody else's
+    work."""
+    return all(told(connection, statement, one) != told(connection, statement, other) for _ in range(3))
+
+
 # Every value of a row outside has the first word, and the row inside the second.
 OUTSIDE, INSIDE, NOWHERE = "Zanzibar1", "Bordeaux", "Zanzibar2"
 USERS = {OUTSIDE: 4711, INSIDE: 4712, NOWHERE: 4713}

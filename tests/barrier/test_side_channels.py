@@ -27,7 +27,7 @@ from rag.resources import query
 from rag.settings import Settings
 from tests.api.running import Person, running
 from tests.barrier.oracle_reading import analyst_logins
-from tests.conftest import DIMENSIONS, LOGINS, Cluster, Deployment, begin, know_signer, unit_vector
+from tests.conftest import DIMENSIONS, LOGINS, Cluster, Deployment, know_signer, unit_vector
 from tests.sql.world import column, protected_tables
 
 Figure = Callable[[str], None]
@@ -47,8 +47,8 @@ class Site:
 
 
 @contextmanager
-def new_site(*, as_shipped: bool) -> Iterator[Site]:
-    """A server that logs as Postgres does without configuration, or as the embedded one does."""
+def new_site() -> Iterator[Site]:
+    """A server that logs as Postgres does without configuration; the embedded one keeps statements and details out."""
     with embedded.ephemeral() as server:
         password = secrets.token_hex(8)
         cluster = Cluster(superuser_url=server.url("postgres", "postgres"), password=password)
@@ -57,11 +57,10 @@ def new_site(*, as_shipped: bool) -> Iterator[Site]:
         migrate.upgrade(deployment.url("rag_migrator"), dimensions=DIMENSIONS)
         with cluster.superuser("palisade") as superuser:
             know_signer(superuser)
-            if not as_shipped:
-                for name in ("log_min_error_statement", "log_error_verbosity", "log_min_messages"):
-                    (value,) = column(superuser, "select boot_val from pg_settings where name = %s", (name,))
-                    superuser.execute(sql.SQL("alter system set {} = {}").format(sql.Identifier(name), value))
-                superuser.execute("select pg_reload_conf()")
+            for name in ("log_min_error_statement", "log_error_verbosity", "log_min_messages", "log_statement"):
+                (value,) = column(superuser, "select boot_val from pg_settings where name = %s", (name,))
+                superuser.execute(sql.SQL("alter system set {} = {}").format(sql.Identifier(name), value))
+            superuser.execute("select pg_reload_conf()")
         yield Site(deployment=deployment, log=server.data.parent / "server.log")
 
 
@@ -86,7 +85,7 @@ def use_everything(client: Any, deployment: Deployment) -> dict[int, int]:
         "task_id": f"{CANARY} task",
         "metadata": {f"{CANARY} key": [f"{CANARY} value", {"nested": CANARY}]},
     }
-    text = f"# The {CANARY} heading\n\nA {CANARY} sings in the harbour.\n\n" * 30
+    text = f"# The {CANARY} heading\n\nA {CANARY} sings in the harbour.\n\n" * 3
     found = [
         count(mara.ingest(f"{CANARY}/{scope}/{tag}", f"{text}{scope}", scope=scope, tags=[tag], **described))
         for scope in ("user", "project", "public")
@@ -98,17 +97,12 @@ def use_everything(client: Any, deployment: Deployment) -> dict[int, int]:
     count(mara.ingest(f"{CANARY}/user/public", f"{text}changed", scope="user", tags=["public"], **described))
     count(mara.ingest(f"{CANARY}/user/public", f"{text}changed", scope="user", tags=[TAG], **described))
     count(mara.ingest(f"{CANARY}/user/{TAG}", text, scope="user", tags=[f"{CANARY}-unheld"]))
-    for content in (f"{CANARY} \x00", f"{CANARY} \\ud800", f"{CANARY} \x01\x1b", "", f"{CANARY} " * 200_000):
+    for content in (f"{CANARY} \x00", f"{CANARY} \\ud800", f"{CANARY} \x01\x1b", "", f"{CANARY} " * 1000):
         count(mara.ingest(f"{CANARY}/odd", content, scope="user"))
-    for metadata in (
-        {CANARY: "\x00"},
-        {f"{CANARY}\x00": 1},
-        {CANARY: "\ud800"},
-        {CANARY: 10**400},
-        {CANARY: [[[[]]]] * 9},
-    ):
+    for value in ("\x00", "\ud800", 10**400, [[[[]]]] * 9, CANARY * 10_000):
         with contextlib.suppress(UnicodeEncodeError):
-            count(mara.ingest(f"{CANARY}/odd", f"{CANARY} odd", scope="user", metadata=metadata))
+            count(mara.ingest(f"{CANARY}/odd", f"{CANARY} odd", scope="user", metadata={CANARY: value}))
+    count(mara.ingest(f"{CANARY}/odd", f"{CANARY} odd", scope="user", metadata={f"{CANARY}\x00": 1}))
     for source in (f"{CANARY}" * 100, f"{CANARY}\n", f"{CANARY}\x00", f"{CANARY}' or 1=1 --", f"../{CANARY}"):
         count(mara.ingest(source, f"{CANARY} source", scope="user"))
     count(mara.ingest(CANARY, f"{CANARY} language", scope="user", language="xx"))
@@ -142,13 +136,8 @@ def use_everything(client: Any, deployment: Deployment) -> dict[int, int]:
         count(person.delete(ids[0]))
     count(mara.ingest(f"{CANARY}/user/public", f"{text}again", scope="user", tags=["public"]))
     with deployment.connect("rag_operator") as operator:
-        explained = {
-            "document_id": UUID(ids[1]),
-            "tenant_id": TENANT,
-            "user_id": USER,
-            "project_id": PROJECT,
-            "tags": [TAG],
-        }
+        asked = Principal(tenant_id=TENANT, user_id=USER, project_id=PROJECT, tags=(TAG,))
+        explained = asdict(asked) | {"tags": [TAG], "document_id": UUID(ids[1])}
         operator.execute(query("explain_access"), explained).fetchall()
         for subject in (
             Subject(tenant_id=TENANT, source_id=f"{CANARY}/project/public"),
@@ -199,16 +188,15 @@ class Traces:
     watch: Watch
 
 
-@pytest.fixture(scope="module", params=["logging as Postgres does", "logging as the embedded server does"])
-def traces(request: pytest.FixtureRequest) -> Iterator[Traces]:
+@pytest.fixture(scope="module")
+def traces() -> Iterator[Traces]:
     settings = Settings(_env_file=None, rag_llm_provider="extractive", rag_log_query_text=True)
     analyst = f"anna_{secrets.token_hex(4)}"
-    with new_site(as_shipped="embedded" in request.param) as site, analyst_logins(site.deployment, [analyst]):
-        with running(site.deployment, settings) as client:
-            everybody = ["rag_app", "rag_publisher", "rag_operator", "postgres", analyst]
-            with Watch(site.deployment, everybody) as watch:
-                statuses = use_everything(client, site.deployment)
-            yield Traces(site=site, statuses=statuses, watch=watch)
+    everybody = ["rag_app", "rag_publisher", "rag_operator", "postgres", analyst]
+    with new_site() as site, analyst_logins(site.deployment, [analyst]), running(site.deployment, settings) as client:
+        with Watch(site.deployment, everybody) as watch:
+            statuses = use_everything(client, site.deployment)
+        yield Traces(site=site, statuses=statuses, watch=watch)
 
 
 def test_everything_was_used(traces: Traces) -> None:
@@ -248,6 +236,9 @@ def test_no_catalog_holds_a_word(traces: Traces, figure: Figure) -> None:
                 and relation.relkind in ('r', 'v')
                 -- Configuration files, which embedded.py writes before there is a word.
                 and relation.relname not in ('pg_hba_file_rules', 'pg_ident_file_mappings', 'pg_file_settings')
+                -- The reader's own memory; and what is absent on most machines.
+                and relation.relname <> 'pg_backend_memory_contexts'
+                and relation.relname not like '%numa%'
             order by 1
             """,
         )
@@ -281,13 +272,31 @@ def test_no_login_reads_a_statistic(traces: Traces, login: str) -> None:
 
 def test_the_log_holds_no_word(traces: Traces) -> None:
     """Of what was refused it has the statement, at most, whose values are apart from it."""
-    with traces.site.deployment.cluster.superuser("palisade") as superuser:
-        with pytest.raises(psycopg.errors.UndefinedTable):
-            superuser.execute("select 1 from a_table_that_is_missing")
+    with (
+        traces.site.deployment.cluster.superuser("palisade") as superuser,
+        pytest.raises(psycopg.errors.UndefinedTable),
+    ):
+        superuser.execute("select 1 from a_table_that_is_missing")
     logged = traces.site.log.read_text(encoding="utf-8", errors="replace")
-    assert "a_table_that_is_missing" in logged
+    assert "STATEMENT:  select 1 from a_table_that_is_missing" in logged
     lines = [line for line in logged.splitlines() if CANARY in line.lower() or str(USER) in line]
     assert lines == []
+
+
+def test_a_word_inside_of_a_statement_would_have_been_seen(foreign: Foreign) -> None:
+    with Watch(foreign.deployment, ["rag_app"]) as watch, foreign.deployment.connect() as connection:
+        connection.execute(f"select pg_sleep(0.5), '{CANARY}'")
+    assert any(CANARY in seen for seen in watch.seen)
+
+
+def test_a_statistic_of_a_word_would_have_been_found(foreign: Foreign) -> None:
+    superuser = foreign.deployment.cluster.superuser(foreign.deployment.name)
+    with superuser, superuser.transaction(force_rollback=True):
+        superuser.execute("alter table rag.rag_documents alter column title set statistics 100")
+        superuser.execute("update rag.rag_documents set title = %s", (CANARY,))
+        superuser.execute("analyze rag.rag_documents")
+        statement = "select count(*) from pg_stats as entry where entry::text ~ %s"
+        assert column(superuser, statement, (CANARY,)) == [1]
 
 
 # --- what an error says ---------------------------------------------------------------------------
@@ -353,8 +362,8 @@ INSERT_CHUNK = f"""
         %(word)s, to_tsvector('simple', %(word)s), 1)
 """
 INSERT_DOCUMENT = """
-    insert into rag_documents (tenant_id, access_id, id, scope, user_id, tags, source_type, source_id, source_hash, title,
-        body, language)
+    insert into rag_documents (tenant_id, access_id, id, scope, user_id, tags, source_type, source_id, source_hash,
+        title, body, language)
     values ({tenant}, {access}, {id}, 'user', 1, '{{public}}', 'sparrow', {source}, 'x', {title}, 'x', {language})
 """
 
@@ -409,7 +418,6 @@ PROVOKED: Mapping[str, tuple[str, str]] = {
     "a proof": ("28000", "select load_service_keys('x')"),
     "a column": ("42501", "select title from rag_documents"),
     "a table": ("42501", "select 1 from rag_access_classes"),
-    "a row for update": ("42501", "select id from my_documents() for update"),
     "a number from a title": ("22P02", "select title::int from my_documents()"),
     "a number from metadata": ("22023", "select metadata::int from my_documents()"),
     "a date from a tag": ("22007", "select tags[1]::date from my_documents()"),
@@ -417,7 +425,6 @@ PROVOKED: Mapping[str, tuple[str, str]] = {
     "a long text": ("54000", "select repeat(title, 400000000) from my_documents()"),
     "a regular expression": ("2201B", "select 1 from my_documents() where '(' ~ ('(' || left(title, 0))"),
     "a scope": ("22023", "select 1 from search('x', scope => 'x')"),
-    "a vector": ("22000", "select 1 from search('x', '[1]', 'x')"),
     "a copy": ("0A000", "copy rag_documents (tenant_id) from stdin"),
     "a read-only transaction": ("25006", "set transaction read only; select bury_source(1, 'x', 'x', 'x')"),
     "a time limit": ("57014", "set local statement_timeout = 1; select pg_sleep(1), count(*) from my_documents()"),
@@ -428,6 +435,15 @@ PROVOKED: Mapping[str, tuple[str, str]] = {
     "a stack": ("54001", "select (repeat('[', 100000))::jsonb from my_documents()"),
     "row security": ("42501", "set local row_security = off; select 1 from my_documents()"),
 }
+
+
+def ask(deployment: Deployment, statement: str, values: Mapping[str, object]) -> None:
+    """Run a statement as the asker, after others that are in front of it."""
+    with deployment.transaction(ASKER) as connection:
+        *before, last = statement.split("; ")
+        for each in before:
+            connection.execute(each)
+        connection.execute(last, values or None)
 
 
 @pytest.mark.parametrize("name", PROVOKED)
@@ -446,13 +462,8 @@ def test_an_error_says_nothing_of_foreign_rows(foreign: Foreign, name: str) -> N
     used = {key: value for key, value in values.items() if f"%({key})s" in statement}
     with foreign.deployment.connect() as holder, holder.transaction(force_rollback=True):
         holder.execute("select pg_advisory_xact_lock(4711)")
-        with foreign.deployment.connect() as connection, pytest.raises(psycopg.Error) as caught:
-            with connection.transaction():
-                begin(connection, ASKER)
-                *before, last = statement.split("; ")
-                for each in before:
-                    connection.execute(each)
-                connection.execute(last, used or None)
+        with pytest.raises(psycopg.Error) as caught:
+            ask(foreign.deployment, statement, used)
     assert caught.value.sqlstate == state, caught.value
     told = {
         part: getattr(caught.value.diag, part)

@@ -852,8 +852,8 @@ def adopt_ids(model: Model, holdings: Holdings) -> None:
             model.documents[place] = Stored(id=holdings.documents[place][0], body=stored.body, written=stored.written)
 
 
-def walk(world: World, *, runs: int, steps: int, seed: int) -> None:
-    """Take `runs` walks of `steps` steps; raises what goes wrong in the shortest walk that shows it."""
+def walk(world: World, *, runs: int, steps: int, seed: int, shrink: bool = True) -> None:
+    """Take `runs` walks of `steps` steps; raises what goes wrong, in the shortest walk that shows it if `shrink`."""
 
     class SeededWalk(Walk):
         pass
@@ -866,7 +866,8 @@ def walk(world: World, *, runs: int, steps: int, seed: int) -> None:
             stateful_step_count=steps,
             database=None,
             deadline=None,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -888,3 +889,28 @@ def test_whatever_six_people_do_the_database_is_as_the_model_says(
         f"stateful model, seed {seed}: {runs:,} walks of {steps} steps, {sum(world.disturbed.values()):,} of them"
         " disturbed: the database was the model's after each, and so was what each of 6 people saw"
     )
+
+
+# --- the model is believed because it notices what is wrong -----------------------------------------
+
+
+PLANTS: Mapping[str, str] = {
+    "a member's rights that do not end": """
+        create or replace function rag.unshare_project(project_id text, member_user_id bigint) returns boolean
+        language sql security definer set search_path = rag, pg_temp as 'select true'
+    """,
+    "a chunk that outlives its document": "alter table rag.rag_chunks drop constraint rag_chunks_document",
+    "a deletion that is forgotten": """
+        create or replace function rag.bury_source(access_id bigint, source_type text, source_id text, reason text)
+        returns bigint language sql security definer set search_path = rag, pg_temp as 'select 1::bigint'
+    """,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_defect_is_noticed(new_deployment: NewDeployment, plant: str) -> None:
+    with new_deployment() as deployment, world_on(deployment, searchers=1) as world:
+        world.superuser.execute(PLANTS[plant].encode())
+        with pytest.raises(AssertionError):
+            walk(world, runs=40, steps=30, seed=1, shrink=False)
+        print(sum(world.steps.values()))

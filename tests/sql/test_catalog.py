@@ -180,7 +180,7 @@ SERVICE = {
     ("rag_chunks", "DELETE"): "*",
     ("rag_query_logs", "INSERT"): "*",
     ("rag_query_log_chunks", "INSERT"): "*",
-    ("rag_assertions", "INSERT"): "*",
+    ("rag_assertions", "INSERT"): "tenant_id key_id user_id project_id tags action",
     **SEEN,
     **REVISION,
 }
@@ -245,7 +245,7 @@ PRIVILEGES = {
         ("rag_erasures", "DELETE"): "*",
         ("rag_query_logs", "SELECT"): "tenant_id id user_id project_id created_at",
         ("rag_query_logs", "DELETE"): "*",
-        ("rag_query_log_chunks", "SELECT"): "tenant_id user_id document_id",
+        ("rag_query_log_chunks", "SELECT"): "tenant_id user_id query_id document_id",
         ("rag_query_log_chunks", "DELETE"): "*",
         ("rag_signing_keys", "SELECT"): "key_id created_at",
         ("rag_signing_keys", "INSERT"): "*",
@@ -541,7 +541,6 @@ def test_functions_that_read_the_principal_are_never_immutable(superuser: psycop
     assert functions(superuser, "function.proleakproof") == []
 
 
-PROOF = proof("rag_app")
 # Called by each login that may; answers worked out from tests/sql/world.py. For the service: user 1 of t1 in project
 # alpha. Of several statements the last one has the answer.
 CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
@@ -565,7 +564,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
     ),
     "load_service_keys(text)": (
         "rag_app",
-        (f"select array(select key_id from rag.load_service_keys('{PROOF}') order by 1)",),
+        ("select array(select key_id from rag.load_service_keys('{proof}') order by 1)",),
         ["a" * 16, "b" * 16],
     ),
     "my_access_ids()": ("rag_app", ("select array(select unnest(rag.my_access_ids()) order by 1)",), [1, 3, 6]),
@@ -775,7 +774,7 @@ def hijacking(superuser: psycopg.Connection, role: str) -> Iterator[psycopg.Conn
 
 def answer(connection: psycopg.Connection, statements: tuple[str, ...]) -> object:
     for statement in statements:
-        found = connection.execute(statement).fetchone()
+        found = connection.execute(statement.replace("{proof}", proof("rag_app"))).fetchone()
     assert found is not None
     return found[0]
 

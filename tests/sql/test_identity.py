@@ -22,6 +22,7 @@ from tests.sql.world import (
     Reach,
     column,
     document_id,
+    proof,
     protected_tables,
     refused_with,
     rows_everywhere,
@@ -435,17 +436,20 @@ def test_two_keys_are_never_the_same(operator: psycopg.Connection) -> None:
     assert len({key_id for key_id, _ in made}) == len({secret for _, secret in made}) == 20
 
 
-@pytest.mark.parametrize(
-    "bad",
-    ["", "test", code_of(expires=1), code_of(("rag_app", "t1", "2", "alpha", "public"))],
-    ids=["none", "no code", "expired", "another principal's"],
-)
+@pytest.mark.parametrize("bad", ["none", "no code", "expired", "another principal's"])
 def test_begin_as_says_that_a_signature_does_not_hold(service: psycopg.Connection, bad: str) -> None:
+    role = role_of(service)
+    code = {
+        "none": "",
+        "no code": "test",
+        "expired": signature(role, "t1", "1", "alpha", ["public"], expires=1),
+        "another principal's": signature(role, "t1", "2", "alpha", ["public"]),
+    }[bad]
     with service.transaction():
-        assert state_of_begin(service, "t1", 1, "alpha", ["public"], signed_as=bad) == "28000"
+        assert state_of_begin(service, "t1", 1, "alpha", ["public"], signed_as=code) == "28000"
         assert_nobody(service)
         begin_as(service, "t1", 1, "alpha", ["public"])
-        assert state_of_begin(service, "t1", 1, "alpha", ["public"], signed_as=bad) == "28000"
+        assert state_of_begin(service, "t1", 1, "alpha", ["public"], signed_as=code) == "28000"
         assert principals(service) == [("t1", 1, "alpha", ["public"])]
 
 
@@ -456,6 +460,39 @@ def test_a_signature_is_for_one_login(app: psycopg.Connection, publisher: psycop
             assert_nobody(connection)
             set_variables(connection, signed(role_of(connection)))
             assert principals(connection) == [("t1", 1, "alpha", ["public"])]
+
+
+# --- service keys ---------------------------------------------------------------------------------
+
+
+def test_the_service_loads_the_keys_that_are_valid(service: psycopg.Connection, superuser: psycopg.Connection) -> None:
+    """Of all tenants, without a principal; neither those that have ended nor those that were revoked."""
+    with superuser.transaction(force_rollback=True):
+        superuser.execute(
+            """
+            insert into rag_service_keys (
+                tenant_id, key_id, name, secret_sha256, actions, scopes, tags, act_as, user_ids, project_ids,
+                expires_at, revoked_at
+            )
+            values
+                ('t1', 'cccccccccccccccc', 'ended', sha256(''), '{query}', '{}', null, false, null, null, now(), null),
+                ('t1', 'dddddddddddddddd', 'revoked', sha256(''), '{query}', '{}', null, false, null, null,
+                    'infinity', now()),
+                ('t2', 'eeeeeeeeeeeeeeee', 'valid', sha256('x'), '{ingest,delete}', '{user}', '{hr}', true, '{7}',
+                    '{alpha}', 'infinity', null)
+            """
+        )
+        superuser.execute(f"set local session authorization {role_of(service)}")
+        rows = superuser.execute(
+            "select tenant_id, key_id, actions, scopes, tags, act_as, user_ids, project_ids"
+            " from rag.load_service_keys(%s) order by key_id",
+            (proof(role_of(service)),),
+        ).fetchall()
+    assert rows == [
+        ("t1", "a" * 16, ["query"], ["public"], None, False, None, None),
+        ("t2", "b" * 16, ["query"], ["public"], None, False, None, None),
+        ("t2", "e" * 16, ["ingest", "delete"], ["user"], ["hr"], True, [7], ["alpha"]),
+    ]
 
 
 # --- savepoints: SECURITY.md I7 and I8 ------------------------------------------------------------

@@ -22,7 +22,7 @@ from rag.database import Database
 from rag.errors import BarrierDown, DatabaseError, EmbeddedUnavailable, SchemaMismatch
 from rag.resources import migrations_folder, sql_folder
 from tests.conftest import DIMENSIONS, SIGNER, Cluster, Deployment, create_database, drop_database
-from tests.sql.world import build, column, protected_tables
+from tests.sql.world import VARIABLES, build, column, protected_tables
 
 CHECKOUT = Path(__file__).parents[2]
 FROZEN = migrations_folder() / "frozen"
@@ -401,7 +401,7 @@ async def test_every_table_without_forced_row_security_stops_the_service(deploym
 async def test_a_default_for_any_variable_stops_the_service(deployment: Deployment, role: str) -> None:
     """Set for this database alone, and forgotten with it: roles are the cluster's."""
     with deployment.cluster.superuser(deployment.name) as connection:
-        for name in ("app.tenant_id", "app.user_id", "app.project_id", "app.tags"):
+        for name in VARIABLES:
             target = f"role {role} in database {deployment.name}"
             connection.execute(f"alter {target} set {name} = '1'")
             async with Database(

@@ -221,8 +221,8 @@ def log_statement(table: str) -> str:
             values (%(tenant)s, %(id)s, %(user)s, %(rank)s, %(document)s, 0, 0.5, false)
         """,
         "rag_assertions": """
-            insert into rag.rag_assertions (tenant_id, id, key_id, user_id, tags, action)
-            values (%(tenant)s, %(id)s, 'aaaaaaaaaaaaaaaa', %(user)s, '{public}', 'query')
+            insert into rag.rag_assertions (tenant_id, key_id, user_id, tags, action)
+            values (%(tenant)s, 'aaaaaaaaaaaaaaaa', %(user)s, '{public}', 'query')
         """,
     }[table]
 
