@@ -52,11 +52,8 @@ SERVICE_PATHS = (*SERVICE_DOCUMENT_PATHS, "find_source of a deleted one", "my_me
 # More say no more.
 NAMED_PATHS = 4
 
-# These return the rows that they changed; of all others it is enough that they were not refused.
-RETURNING = {"doctor_change_document", "doctor_remove_document", "doctor_remove_chunks"}
-
-Deed = tuple[str, str, dict[str, Any]]
-"""What somebody does, in words; the query; its parameters."""
+Deed = tuple[str, Callable[[], Awaitable[object]]]
+"""What somebody does, in words, and how: refused, or without a row that it returns, it is not done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,26 +370,23 @@ class Canary:
         messages = []
         for name, principal, target in self._intruders(planted):
             await self.speak(principal, "" if principal is None else self._sign(principal))
-            for deed, query, parameters in self._intrusions(principal, target):
-                if await self._succeeds(query, parameters):
-                    messages.append(f"{name} {deed}")
+            for words, deed in self._intrusions(principal, target):
+                if await self._is_done(deed):
+                    messages.append(f"{name} {words}")
         await self.speak(self.owner, self._sign(self.owner))
-        for deed, query, parameters in self._lies(planted):
-            if await self._succeeds(query, parameters):
-                messages.append(f"their owner {deed}")
-        for deed, query, parameters in self._rightful_deeds(_of_scope(planted, "user")):
-            if not await self._succeeds(query, parameters):
-                messages.append(f"their owner cannot {deed}")
+        for words, deed in self._lies(planted):
+            if await self._is_done(deed):
+                messages.append(f"their owner {words}")
+        for words, deed in self._rightful_deeds(_of_scope(planted, "user")):
+            if not await self._is_done(deed):
+                messages.append(f"their owner cannot {words}")
         return messages
 
-    async def _succeeds(self, query: str, parameters: Mapping[str, Any]) -> bool:
+    async def _is_done(self, deed: Callable[[], Awaitable[object]]) -> bool:
         """Whether a statement does what it is for; undone either way."""
         try:
             async with self.session.attempt():
-                if query in RETURNING:
-                    return bool(await self.session.rows(query, parameters))
-                await self.session.run(query, parameters)
-                return True
+                return await deed() != []
         except psycopg.errors.InsufficientPrivilege:
             return False
 
@@ -407,37 +401,44 @@ class Canary:
         yield "a member who may only read", self.member, _of_scope(planted, "project")
 
     def _intrusions(self, principal: Principal | None, target: Planted) -> Iterator[Deed]:
+        session = self.session
         place = self._place(target)
         owned = self._owned(target.scope)
         source = {"source_type": SOURCE_TYPE, "source_id": f"{self.run} intruded"}
         if principal != self.stranger:  # who has a class with the same words
-            yield "has their class for writing", "access_class", owned
-        yield "adds a document to their class", "doctor_add_document", place | owned | source
-        yield "adds a chunk to their document", "insert_chunks", self._chunk(target, index=1)
-        yield "changes their document", "doctor_change_document", place
-        yield "removes their document", "doctor_remove_document", place
-        yield "removes their chunks", "doctor_remove_chunks", place
-        yield "buries their source", "bury_source", place | source | {"reason": "canary"}
-        yield "logs a question as theirs", "log_query", self._logged([])
-        yield "is audited as them", "audit_assertion", self._asserted()
+            yield "has their class for writing", lambda: session.run("access_class", owned)
+        document = place | owned | source
+        yield "adds a document to their class", lambda: session.run("doctor_add_document", document)
+        chunk = self._chunk(target, index=1)
+        yield "adds a chunk to their document", lambda: session.run("insert_chunks", chunk)
+        yield "changes their document", lambda: session.rows("doctor_change_document", place)
+        yield "removes their document", lambda: session.rows("doctor_remove_document", place)
+        yield "removes their chunks", lambda: session.rows("doctor_remove_chunks", place)
+        buried = place | source | {"reason": "canary"}
+        yield "buries their source", lambda: session.run("bury_source", buried)
+        yield "logs a question as theirs", lambda: session.run("log_query", self._logged([]))
+        yield "is audited as them", lambda: session.run("audit_assertion", self._asserted())
 
     def _lies(self, planted: Sequence[Planted]) -> Iterator[Deed]:
         """What not even the owner may do."""
-        target = _of_scope(planted, "user")
+        session = self.session
         lie = {"source_type": SOURCE_TYPE, "source_id": f"{self.run} lied", "tags": ["public"]}
-        document = self._place(target) | self._owned("user") | lie
-        yield "names other tags than those of the class", "doctor_add_document", document
-        if self.role != "rag_publisher":
-            yield "publishes", "access_class", self._owned("public")
-        for public in (one for one in planted if one.scope == "public" and self.role != "rag_publisher"):
-            yield "changes what is public", "doctor_change_document", self._place(public)
-            yield "removes what is public", "doctor_remove_document", self._place(public)
+        document = self._place(_of_scope(planted, "user")) | self._owned("user") | lie
+        yield "names other tags than those of the class", lambda: session.run("doctor_add_document", document)
+        if self.role == "rag_publisher":
+            return
+        yield "publishes", lambda: session.run("access_class", self._owned("public"))
+        published = [self._place(one) for one in planted if one.scope == "public"]
+        if published:
+            yield "changes what is public", lambda: session.rows("doctor_change_document", published[0])
+            yield "removes what is public", lambda: session.rows("doctor_remove_document", published[0])
 
     def _rightful_deeds(self, target: Planted) -> Iterator[Deed]:
+        session = self.session
         place = self._place(target)
-        yield "change their document", "doctor_change_document", place
-        yield "remove their chunks", "doctor_remove_chunks", place
-        yield "remove their document", "doctor_remove_document", place
+        yield "change their document", lambda: session.rows("doctor_change_document", place)
+        yield "remove their chunks", lambda: session.rows("doctor_remove_chunks", place)
+        yield "remove their document", lambda: session.rows("doctor_remove_document", place)
 
     def _place(self, target: Planted) -> dict[str, Any]:
         return {

@@ -1540,19 +1540,31 @@ begin
             erasure_digest('source', tenant, array[find_source.source_id, find_source.source_type])
         );
     return query
-    select document.id, document.access_id, document.source_hash, document.updated_at, buried
+    select found.id, found.access_id, found.source_hash, found.updated_at, buried
     from (select 1) as once
-    left join rag_documents as document
-        on document.tenant_id = tenant
-        and document.scope = find_source.scope
-        and document.user_id is not distinct from find_source.user_id
-        and document.project_id is not distinct from find_source.project_id
-        and document.source_type = find_source.source_type
-        and document.source_id = find_source.source_id
+    left join (
+        select document.id, document.access_id, document.source_hash, document.updated_at
+        from unnest(my_access_ids()) as mine (access_id)
+        -- Class by class, as in my_document().
+        cross join lateral (
+            select
+                source.id, source.access_id, source.source_hash, source.updated_at, source.scope, source.user_id,
+                source.project_id
+            from rag_documents as source
+            where source.tenant_id = tenant
+                and source.access_id = mine.access_id
+                and source.source_type = find_source.source_type
+                and source.source_id = find_source.source_id
+            offset 0
+        ) as document
+        where document.scope = find_source.scope
+            and document.user_id is not distinct from find_source.user_id
+            and document.project_id is not distinct from find_source.project_id
+    ) as found on true
     order by
-        (document.access_id = find_source.access_id) desc nulls last,
-        document.updated_at desc,
-        document.id;
+        (found.access_id = find_source.access_id) desc nulls last,
+        found.updated_at desc,
+        found.id;
 end
 $$;
 

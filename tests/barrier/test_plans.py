@@ -301,8 +301,8 @@ def test_a_key_of_another_tenant_cannot_be_confirmed(service: psycopg.Connection
     ("table", "keys"), [("rag_documents", {"access_id", "id"}), ("rag_chunks", {"access_id", "document_id"})]
 )
 def test_a_key_of_the_same_tenant_can_be_confirmed(service: psycopg.Connection, table: str, keys: set[str]) -> None:
-    """By whoever has the signature of a principal of that tenant: a comparison of keys costs less than the policy
-    and comes before it. Keys are random numbers; nothing that means anything is among them."""
+    """And found by halving ranges, by whoever has the signature of a principal of that tenant: a comparison of keys
+    costs less than the policy and comes before it. Keys are random; nothing that means anything is among them."""
     assert differing(service, table, SAME_TENANT) >= keys
 
 
