@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -129,11 +129,16 @@ class Canary:
     async def findings(self) -> list[Finding]:
         """What does not hold; nothing of what was written for it stays."""
 
-        async def messages() -> list[str]:
+        async def look(found: list[Finding]) -> None:
             planted = await self.plant()
-            return [*await self.misread(planted), *await self.miswritten(planted)]
+            found += self.as_findings(await self.misread(planted))
+            found += self.as_findings(await self.miswritten(planted))
 
-        return await _released(self.session, messages, subject=f"canary as {self.role}")
+        return await _released(self.session, look, subject=f"canary as {self.role}")
+
+    def as_findings(self, messages: Iterable[str]) -> list[Finding]:
+        """What the login of the session has got and must not, or has not and must."""
+        return _findings(f"canary as {self.role}", messages)
 
     # --- planting --------------------------------------------------------------------------------
 
@@ -389,6 +394,9 @@ class Canary:
                 return await deed() != []
         except psycopg.errors.InsufficientPrivilege:
             return False
+        except psycopg.IntegrityError:
+            # A policy comes first: what only a constraint has stopped, the policies have let through.
+            return True
 
     def _intruders(self, planted: Sequence[Planted]) -> Iterator[tuple[str, Principal | None, Planted]]:
         user = _of_scope(planted, "user")
@@ -460,9 +468,8 @@ async def findings_of_all_logins(
     no key of the service: it makes one that is gone with it. `execute` runs a statement that is not in
     sql/queries, because the database put it together.
     """
-    found: list[Finding] = []
 
-    async def messages() -> list[str]:
+    async def look(found: list[Finding]) -> None:
         asking = await session.row("doctor_database", {})
         assert asking is not None
         superuser = asking["login"]
@@ -475,17 +482,14 @@ async def findings_of_all_logins(
         planted = await publisher.plant()
         for canary in (publisher, replace(publisher, role="rag_app")):
             await session.run("doctor_become", {"role_name": canary.role})
-            _add(found, canary.role, [*await canary.misread(planted), *await canary.miswritten(planted)])
-        _add(found, ANALYST, await _misread_by_analysts(publisher, planted, superuser, execute))
+            found += canary.as_findings(await canary.misread(planted))
+            found += canary.as_findings(await canary.miswritten(planted))
+        misread = await _misread_by_analysts(publisher, planted, superuser, execute)
+        found += _findings(f"canary as {ANALYST}", misread)
         await session.run("doctor_become", {"role_name": "rag_operator"})
-        _add(found, "rag_operator", await _mishandled_by_operators(publisher, planted))
-        return []
+        found += _findings("canary as rag_operator", await _mishandled_by_operators(publisher, planted))
 
-    return [*await _released(session, messages, subject="canary as all logins"), *found]
-
-
-def _add(found: list[Finding], role: str, messages: Sequence[str]) -> None:
-    found += [Finding(severity="error", object=f"canary as {role}", message=message) for message in messages]
+    return await _released(session, look, subject="canary as all logins")
 
 
 async def _misread_by_analysts(
@@ -565,19 +569,26 @@ async def _mishandled_by_operators(canary: Canary, planted: Sequence[Planted]) -
 # --- what was seen, against what must be ---------------------------------------------------------------
 
 
-async def _released(session: Session, messages: Callable[[], Awaitable[list[str]]], *, subject: str) -> list[Finding]:
-    """The messages, as findings, of what is undone at the end."""
+async def _released(
+    session: Session, look: Callable[[list[Finding]], Awaitable[None]], *, subject: str
+) -> list[Finding]:
+    """What `look` finds until it ends, or cannot go on; whatever it writes is undone."""
+    found: list[Finding] = []
     try:
         async with session.attempt():
-            told = await messages()
+            await look(found)
     except _NotPlanted:
-        told = ["who has a class does not see it, and can write nothing"]
+        found += _findings(subject, ["who has a class does not see it, and can write nothing"])
     except psycopg.errors.InvalidAuthorizationSpecification:
-        told = [SignatureRefused().message]
+        found += _findings(subject, [SignatureRefused().message])
     except psycopg.Error as error:
         # Of what the canary itself sent: the message quotes nobody.
-        told = [f"cannot be planted or read: {error.diag.message_primary} ({error.sqlstate})"]
-    return [Finding(severity="error", object=subject, message=message) for message in told]
+        found += _findings(subject, [f"cannot be planted or read: {error.diag.message_primary} ({error.sqlstate})"])
+    return found
+
+
+def _findings(subject: str, messages: Iterable[str]) -> list[Finding]:
+    return [Finding(severity="error", object=subject, message=message) for message in messages]
 
 
 def _by_path(rows: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:

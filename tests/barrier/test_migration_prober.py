@@ -174,7 +174,7 @@ def beyond_deadlocks(change: Callable[[Deployment], None], deployment: Deploymen
         try:
             change(deployment)
         except DatabaseError as error:
-            if "deadlock detected" not in error.message:
+            if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
                 raise
         else:
             return lost

@@ -1,6 +1,6 @@
 """Every mutant of the barrier is killed by the test that is named for it.
 
-RAG_TEST_MUTANTS chooses some by words of their names: `RAG_TEST_MUTANTS=signature make test …`.
+RAG_TEST_MUTANTS chooses those with some words in their names: RAG_TEST_MUTANTS='a signature'.
 """
 
 from __future__ import annotations
@@ -153,6 +153,8 @@ def test_every_mutant_is_killed_by_its_test(
     pristine: Path, tmp_path: Path, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
     mutants = chosen(scaled(test=4, ci=len(MUTANTS), prove=len(MUTANTS)))
+    assert mutants
+    print("; ".join(mutant.name for mutant in mutants))
     unharmed = shutil.copytree(pristine, tmp_path / "unharmed")
     with ThreadPoolExecutor(WORKERS) as pool:
         without = pool.submit(run, [mutant.killed_by for mutant in mutants], unharmed)

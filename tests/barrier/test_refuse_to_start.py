@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from rag import deployment as deployments
 from rag.errors import RAGServiceError
 from rag.settings import Settings
 from tests.api.test_serve import check_refusal, refused
+from tests.barrier import pgbouncer
 from tests.conftest import SIGNER, SIGNING_KEY, Cluster, Deployment, create_database, drop_database
 
 NewDeployment = Callable[[], AbstractContextManager[Deployment]]
@@ -295,3 +297,15 @@ async def test_the_logins_of_two_databases_are_refused(deployment: Deployment, n
         settings = settings_of(deployment, Setup("two", ""))
         reason = await refusal(settings | {"RAG_PUBLISHER_DATABASE_URL": other.url("rag_publisher")})
     assert reason == "rag_app and rag_publisher are logged in to different databases"
+
+
+@pytest.mark.parametrize(("pool_mode", "reason"), [("transaction", ""), ("statement", "transaction mode")])
+async def test_through_a_pooler_the_same_is_proved(deployment: Deployment, pool_mode: str, reason: str) -> None:
+    with pgbouncer.running(deployment, pool_mode=pool_mode) as pooler:
+        pooled = {
+            "RAG_DATABASE_URL": pooler.url("rag_app"),
+            "RAG_PUBLISHER_DATABASE_URL": pooler.url("rag_publisher"),
+        }
+        said = await refusal(settings_of(deployment, Setup("pooled", "")) | pooled)
+    assert (said == "") == (reason == "")
+    assert reason in said

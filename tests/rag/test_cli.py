@@ -348,7 +348,7 @@ def test_undecodable_bytes_on_a_real_command_line_are_refused(rag: Rag):
     [
         ("RAG_POOL_SIZE", "many", "RAG_POOL_SIZE: Input should be a valid integer"),
         ("RAG_EMBEDDING_PROVIDER", "cohere", "RAG_EMBEDDING_PROVIDER: Input should be"),
-        ("RAG_SERVICE_TAGS", "hr", "rag_service_tags"),
+        ("RAG_JWT_ALGORITHMS", "EdDSA", "rag_jwt_algorithms"),
         ("RAG_MODEL_LIMITS", "{", "rag_model_limits"),
         (
             "RAG_MODEL_LIMITS",
