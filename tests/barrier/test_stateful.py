@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from rag import database as product
@@ -910,6 +911,7 @@ PLANTS: Mapping[str, str] = {
 def test_a_planted_defect_is_noticed(new_deployment: NewDeployment, plant: str) -> None:
     with new_deployment() as deployment, world_on(deployment, searchers=1) as world:
         world.superuser.execute(PLANTS[plant].encode())
-        with pytest.raises(AssertionError):
+        # Two steps at once may end the other way round when they are tried again: noticed all the same.
+        with pytest.raises((AssertionError, FlakyFailure)):
             walk(world, runs=40, steps=30, seed=1, shrink=False)
         print(sum(world.steps.values()))
