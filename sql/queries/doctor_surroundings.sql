@@ -358,7 +358,7 @@ fact as (
         'log_parameter_max_length of the server',
         'logged',
         null,
-        'alter system set log_parameter_max_length = 0;' || chr(10) || 'select pg_reload_conf();',
+        format('alter database %%I set log_parameter_max_length = 0;', current_database()),
         'note',
         'statements that are logged are logged with their parameters, which are questions and texts'
     where current_setting('log_parameter_max_length') <> '0'

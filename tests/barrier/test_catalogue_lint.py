@@ -331,6 +331,19 @@ async def test_keys_analysts_and_documents_are_no_finding(deployment: Deployment
         assert await lint(connection) == []
 
 
+async def test_a_log_with_what_people_asked_is_noted_and_mended(deployment: Deployment) -> None:
+    async with connected(deployment) as connection:
+        await connection.execute(f"alter database {deployment.name} set log_statement = 'all'")
+    # Settings of a database count from the next connection on.
+    async with connected(deployment) as connection:
+        (finding,) = await lint(connection)
+        assert (finding.severity, finding.object) == ("note", "setting log_parameter_max_length of the server")
+        assert finding.mend is not None
+        await connection.execute(finding.mend)
+    async with connected(deployment) as connection:
+        assert await lint(connection) == []
+
+
 async def test_a_restored_dump_is_no_finding(shared: Deployment, tmp_path: Path) -> None:
     """After bootstrap.sql, which restores what no dump has: the rights on the database itself."""
     with shared.cluster.superuser("postgres") as connection:
