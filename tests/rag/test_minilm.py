@@ -162,7 +162,6 @@ def test_blas_keeps_to_the_thread_that_calls_it() -> None:
         assert ctypes.CDLL(str(library)).scipy_openblas_get_num_threads64_() == 1
 
 
-@pytest.mark.usefixtures("model")
 # In a process of its own: another test may have imported it here.
 LOADING = """
 import sys
@@ -172,5 +171,6 @@ sys.exit(minilm.PACKAGE in sys.modules)
 """
 
 
+@pytest.mark.usefixtures("model")
 def test_the_package_of_the_weights_is_not_imported() -> None:
     assert subprocess.run([sys.executable, "-c", LOADING], check=False).returncode == 0
