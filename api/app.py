@@ -31,13 +31,14 @@ from api.contract import (
     strict_route,
 )
 from api.errors import add_handlers
-from api.identity import Action, Caller, Door
+from api.identity import Caller, Door
 from rag import share, store
 from rag.answer import RAGService
 from rag.database import Database
 from rag.errors import RAGServiceError
 from rag.exchange import ChatMessage, RAGRequest
 from rag.ingest import Source, ingest
+from rag.keys import Action
 from rag.principal import Principal, check_user_id
 from rag.settings import Settings
 

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.exceptions import HTTPException
@@ -22,18 +21,15 @@ from starlette.requests import Request
 from api.tokens import EndUser, TokenVerifier
 from rag.database import Database
 from rag.errors import AccessError, PrincipalMismatch, ScopeForbidden, Unauthenticated
-from rag.keys import KEY_PREFIX, KeyRing, ServiceKey, record_assertion
+from rag.keys import ACTIONS, KEY_PREFIX, Action, KeyRing, ServiceKey, record_assertion
 from rag.principal import ALL_PROJECTS, MAX_TAGS, PUBLIC_TAGS, Principal, check_tags, check_user_id
 from rag.settings import Settings
 from rag.store import Destination, Scope, destination_of
 
-Action = Literal["query", "ingest", "delete"]
-
-# SECURITY.md A2: a megabyte of credential is refused before anything is computed from it. Proxies
+# A megabyte of credential is refused before anything is computed from it. Proxies
 # allow a header about so much.
 MAX_CREDENTIAL_LENGTH = 8192
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-ACTIONS: frozenset[str] = frozenset({"query", "ingest", "delete"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +204,7 @@ def _digest(credential: str) -> bytes:
 
 _DEVELOPER = Grant(
     tenant_id="default",
-    actions=ACTIONS,
+    actions=frozenset(ACTIONS),
     scopes=frozenset({"public", "user", "project"}),
     tags=None,
     user_ids=None,
@@ -220,7 +216,7 @@ _DEVELOPER = Grant(
 def _end_user_grant(user: EndUser) -> Grant:
     return Grant(
         tenant_id=user.tenant_id,
-        actions=ACTIONS,
+        actions=frozenset(ACTIONS),
         scopes=frozenset({"user", "project", "public"} if user.may_publish else {"user", "project"}),
         tags=frozenset(user.tags),
         own_tags=user.tags,

@@ -20,7 +20,7 @@ from rag.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-# SECURITY.md F13: clocks that differ.
+# Clocks that differ.
 LEEWAY_S = 60
 # A key that the issuer withdraws is honoured for at most so long.
 REFRESH_S = 300.0

@@ -35,7 +35,7 @@ TARGET_SHARE = 7 / 8
 OVERLAP_SHARE = 0.1
 # Title and heading path may take a quarter of the limit; beyond that they are shortened, never the text.
 PREFIX_SHARE = 0.25
-# SECURITY.md F9: a chunk's tsvector must stay below 1 MiB.
+# A chunk's tsvector must stay below 1 MiB.
 MAX_CHUNK_BYTES = 32 * 1024
 # A WordPiece tokenizer counts any word above 100 characters as one [UNK], so that a megabyte of base64
 # would pass as a single token and later overflow the prompt. English has 4.5 bytes a token, padded tables

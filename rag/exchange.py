@@ -13,7 +13,7 @@ Action = Literal["CITE", "ROUTE"]
 Narrowing = Literal["public", "user", "project", "organization", "documents"]
 NARROWINGS: tuple[Narrowing, ...] = ("public", "user", "project", "organization", "documents")
 
-# SECURITY.md A8: full-text parsing of longer questions costs seconds of server time.
+# Full-text parsing of longer questions costs seconds of server time.
 MAX_QUESTION_BYTES = 8 * 1024
 MAX_HISTORY_MESSAGES = 200
 

@@ -27,7 +27,7 @@ RECIPE = "1"
 # three others who write the same source within seconds; then the caller is told.
 ATTEMPTS = 3
 
-# SECURITY.md F10: what a jsonb column takes need not be what a reader's JSON parser takes.
+# What a jsonb column takes need not be what a reader's JSON parser takes.
 MAX_METADATA_BYTES = 64 * 1024
 MAX_METADATA_DEPTH = 16
 

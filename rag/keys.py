@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 import structlog
 
@@ -25,6 +25,9 @@ from rag.errors import BarrierDown, DatabaseError, DatabaseTimeout, DatabaseUnav
 from rag.principal import Principal
 
 log = structlog.get_logger(__name__)
+
+Action = Literal["query", "ingest", "delete"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
 
 KEY_PREFIX = "rag_"
 _KEY = re.compile(r"rag_([0-9a-f]{16})_([A-Za-z0-9_-]{48})", re.ASCII)

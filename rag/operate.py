@@ -19,14 +19,13 @@ from psycopg.rows import DictRow, dict_row
 from rag import deployment, embedded
 from rag.database import translated_errors
 from rag.errors import DatabaseUnavailable, InvalidInput, SchemaMismatch
-from rag.keys import NewKey, new_key
+from rag.keys import ACTIONS, NewKey, new_key
 from rag.principal import ALL_PROJECTS, Principal, check_name, check_user_id
 from rag.resources import query
 from rag.settings import Settings
 from rag.store import SCOPES
 
 OPERATOR = "rag_operator"
-ACTIONS = ("query", "ingest", "delete")
 
 
 class Session:

@@ -45,7 +45,7 @@ SUFFIXES: dict[str, Format] = {
     ".pdf": "pdf",
 }
 
-# SECURITY.md F10: metadata of a document is at most 64 KiB.
+# Metadata of a document is at most 64 KiB.
 MAX_FRONT_MATTER_CHARACTERS = 64 * 1024
 # A title is read by people and is in front of every chunk; a first "heading" of a megabyte is no title.
 MAX_TITLE_CHARACTERS = 300
@@ -248,7 +248,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def _refuse_unstorable(text: str, name: str, *, field: str | None = None) -> None:
-    # SECURITY.md F10: Postgres takes no NUL, and a lone surrogate has no UTF-8.
+    # Postgres takes no NUL, and a lone surrogate has no UTF-8.
     if found := _UNSTORABLE.search(text):
         what = "a NUL character" if found[0] == "\0" else "half a surrogate pair"
         raise UnreadableDocument(f"{name} has {what} at character {found.start()}", field=field)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rag.errors import InvalidInput
 
-# SECURITY.md I16: Postgres itself takes a megabyte; nobody's name is that long.
+# Postgres itself takes a megabyte; nobody's name is that long.
 MAX_ID_LENGTH = 128
 MAX_TAGS = 256
 MAX_TAG_LENGTH = 64

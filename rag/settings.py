@@ -67,8 +67,8 @@ class Settings(BaseSettings):
     rag_pool_size: Annotated[int, Field(ge=1, le=1000)] = 5
     rag_pool_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
     rag_prepared_statements: bool = False
-    """Let the server keep statements that are asked often, which a pooler in the path has to keep track of. It
-    saves less than a tenth of a query's time (docs/operating.md)."""
+    """Let the server keep statements that are asked often, which a pooler in the path has to keep track of. What it
+    saves is less than runs differ from each other (docs/operating.md)."""
     rag_strict: bool = False
     """Warnings of the start-up check become refusals."""
 
