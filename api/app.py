@@ -122,6 +122,9 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
             scope=body.scope,
             document_ids=body.document_ids,
             min_similarity=body.min_similarity,
+            mode=body.mode,
+            fusion=body.fusion,
+            filters=None if body.filters is None else body.filters.as_filters(),
         )
         service: RAGService = request.app.state.service
         if body.generate:

@@ -10,10 +10,20 @@ from uuid import UUID
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from rag.exchange import MAX_QUESTION_BYTES, Narrowing, Passage, RAGResponse
+from rag.exchange import (
+    MAX_FILTER_LENGTH,
+    MAX_FILTER_VALUES,
+    MAX_QUESTION_BYTES,
+    Filters,
+    Fusion,
+    Mode,
+    Narrowing,
+    Passage,
+    RAGResponse,
+)
 from rag.ingest import Ingested
 from rag.scope import MAX_LISTED, MAX_PATH_LENGTH
 from rag.store import Scope
@@ -38,6 +48,32 @@ class Message(Body):
     content: Annotated[str, Field(max_length=32_768)]
 
 
+FilterValues = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_FILTER_LENGTH)]] | None,
+    Field(min_length=1, max_length=MAX_FILTER_VALUES),
+]
+
+
+class FilterBody(Body):
+    """Which documents count; all conditions have to hold."""
+
+    verified_only: bool = False
+    domains: FilterValues = None
+    doc_types: FilterValues = None
+    source_types: FilterValues = None
+    languages: FilterValues = None
+    tags: FilterValues = None
+    updated_from: Annotated[AwareDatetime | None, Field(strict=False)] = None
+    updated_before: Annotated[AwareDatetime | None, Field(strict=False)] = None
+    metadata: Annotated[
+        dict[str, str | int | float | bool] | None,
+        Field(max_length=16, description="Values that the metadata must have, of the keys that the service permits"),
+    ] = None
+
+    def as_filters(self) -> Filters:
+        return Filters(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
 class QueryBody(Body):
     """A question; identity fields are the asserted principal (specs 001 and 002)."""
 
@@ -58,7 +94,9 @@ class QueryBody(Body):
     top_k: Annotated[int | None, Field(ge=1, le=100)] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     min_similarity: Annotated[float | None, Field(ge=-1, le=1, allow_inf_nan=False)] = None
-    mode: Literal["hybrid"] = "hybrid"
+    mode: Mode = "hybrid"
+    fusion: Fusion = "rank"
+    filters: FilterBody | None = None
     chat_history: Annotated[list[Message] | None, Field(max_length=200)] = None
     model: Annotated[str | None, Field(max_length=128)] = None
     generate: Annotated[bool, Field(description="false returns the passages alone")] = True

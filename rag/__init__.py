@@ -11,7 +11,7 @@ from rag.errors import (
     RAGServiceError,
     TokenBudgetExceededError,
 )
-from rag.exchange import ChatMessage, Citation, ConfidenceScore, RAGRequest, RAGResponse, RouteTarget
+from rag.exchange import ChatMessage, Citation, ConfidenceScore, Filters, RAGRequest, RAGResponse, RouteTarget
 from rag.principal import Principal
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Citation",
     "ConfidenceScore",
     "ContextError",
+    "Filters",
     "LLMConnectionError",
     "LLMError",
     "LLMTimeoutError",

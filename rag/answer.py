@@ -30,7 +30,9 @@ from rag.errors import (
     TokenBudgetExceededError,
 )
 from rag.exchange import (
+    FUSIONS,
     MAX_HISTORY_MESSAGES,
+    MODES,
     NARROWINGS,
     Action,
     ConfidenceScore,
@@ -38,6 +40,7 @@ from rag.exchange import (
     RAGRequest,
     RAGResponse,
     RouteTarget,
+    check_filters,
     check_question,
 )
 from rag.generate import Draft, Generator, open_generator
@@ -139,15 +142,21 @@ class RAGService:
         """
         started = time.perf_counter()
         check_request(request, principal)
+        if request.filters is not None:
+            check_filters(request.filters, metadata_keys=self.settings.rag_metadata_filter_keys)
         document_ids = None
         if request.document_ids is not None:
             document_ids = (await resolve_scope_ids(self.database, [principal], request.document_ids)).document_ids
         degraded = []
         vector = None
-        try:
-            (vector,) = await self.embedder.embed([request.query], purpose="query")
-        except EmbeddingError:
-            degraded.append(NO_EMBEDDING)
+        if request.mode != "keyword":
+            try:
+                (vector,) = await self.embedder.embed([request.query], purpose="query")
+            except EmbeddingError:
+                # Without a vector there is nothing that the vectors alone could find.
+                if request.mode == "vector":
+                    raise
+                degraded.append(NO_EMBEDDING)
         settings = self.settings
         threshold = request.min_similarity
         if threshold is None:
@@ -167,6 +176,9 @@ class RAGService:
             scope=request.scope,
             document_ids=document_ids,
             include_dropped=include_dropped,
+            mode=request.mode,
+            fusion=request.fusion,
+            filters=request.filters,
         )
         if vector is not None and mode == "keyword":
             degraded.append(OTHER_MODEL)
@@ -302,6 +314,10 @@ def check_request(request: RAGRequest, principal: Principal) -> None:
         raise InvalidInput("min_similarity must be from -1 to 1", field="min_similarity")
     if request.scope is not None and request.scope not in NARROWINGS:
         raise InvalidInput(f"scope must be one of {', '.join(NARROWINGS)}", field="scope")
+    if request.mode not in MODES:
+        raise InvalidInput(f"mode must be one of {', '.join(MODES)}", field="mode")
+    if request.fusion not in FUSIONS:
+        raise InvalidInput(f"fusion must be one of {', '.join(FUSIONS)}", field="fusion")
     if (request.scope == "documents") != (request.document_ids is not None):
         raise InvalidInput("scope documents and document_ids go together", field="document_ids")
     if request.scope == "project" and principal.project_id in (None, "*"):

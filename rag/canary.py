@@ -37,7 +37,7 @@ OTHER_LOGIN = {"rag_app": "rag_publisher", "rag_publisher": "rag_app"}
 
 # Ways of reading, as doctor_read and doctor_read_keys name them, by what they give out.
 DOCUMENT_PATHS = (
-    *("search", "search by words", "search by vector", "my_document", "my_documents", "my_chunks"),
+    *("search", "search by words", "search by vector", "explain", "my_document", "my_documents", "my_chunks"),
     *("v_documents", "titles of v_documents", "v_chunks", "v_stale_documents", "v_source_usage"),
 )
 # Where an analyst may find that a document exists, without a word of it.

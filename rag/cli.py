@@ -30,6 +30,7 @@ from rag.errors import (
 from rag.settings import Settings
 
 if TYPE_CHECKING:
+    from rag.evaluate import Report
     from rag.operate import Desk
 
 app = typer.Typer(
@@ -391,11 +392,13 @@ def query(
     scope: Annotated[str | None, typer.Option(help="Narrow to public, user, project or organization.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Passages to read.")] = None,
     model: Annotated[str | None, typer.Option(help="Another model of the allow-list.")] = None,
+    mode: Annotated[str, typer.Option(help="hybrid, vector or keyword.")] = "hybrid",
+    fusion: Annotated[str, typer.Option(help="rank or score.")] = "rank",
     as_json: JsonOption = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show every candidate and why it was kept.")] = False,
 ) -> None:
     """Ask a question as somebody."""
-    _run(_query(question, user, project, tags, tenant, scope, top_k, model, as_json, explain))
+    _run(_query(question, user, project, tags, tenant, scope, top_k, model, mode, fusion, as_json, explain))
 
 
 async def _query(
@@ -407,6 +410,8 @@ async def _query(
     scope: str | None,
     top_k: int | None,
     model: str | None,
+    mode: str,
+    fusion: str,
     as_json: bool,
     explain: bool,
 ) -> int:
@@ -418,7 +423,14 @@ async def _query(
     if explain and as_json:
         raise InvalidInput("--explain is a table; --json has the same figures under `passages`", field="--explain")
     settings = _settings()
-    request = RAGRequest(query=question, scope=scope, max_context_chunks=top_k, model=model)  # type: ignore[arg-type]
+    request = RAGRequest(
+        query=question,
+        scope=scope,  # type: ignore[arg-type]
+        max_context_chunks=top_k,
+        model=model,
+        mode=mode,  # type: ignore[arg-type]
+        fusion=fusion,  # type: ignore[arg-type]
+    )
     asker = {
         "user_id": None if user is None else check_user_id(user),
         "project_id": project,
@@ -930,6 +942,212 @@ def _forget_logs(older_than: timedelta, tenant: str | None, *, yes: bool, as_jso
         screen.print_json(f'{{"removed": {removed}}}')
     else:
         screen.out.print(f"Removed {removed} questions and assertions.")
+
+
+# --- how well it retrieves ------------------------------------------------------------------------
+
+
+@app.command("eval")
+def evaluate(
+    folders: Annotated[list[Path], typer.Argument(help="Directories in BEIR's layout.", metavar="DIR…")],
+    mode: Annotated[str, typer.Option(help="hybrid, vector or keyword.")] = "hybrid",
+    fusion: Annotated[str, typer.Option(help="rank or score.")] = "rank",
+    corpus: Annotated[
+        Path | None, typer.Option(help="Whose corpus.jsonl the questions are about, when it is not the directory's.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure retrieval on judged collections: recall, MRR, nDCG, latency, and what is told from foreign questions.
+
+    A directory has corpus.jsonl, queries.jsonl and qrels.tsv, or abstain.jsonl, or both. It is ingested into a tenant
+    of its own, which is erased at the end.
+    """
+    _run(_evaluate(folders, mode, fusion, corpus, as_json))
+
+
+async def _evaluate(folders: list[Path], mode: str, fusion: str, corpus: Path | None, as_json: bool) -> int:
+    import dataclasses
+    import json
+    from typing import cast, get_args
+
+    from rag import deployment, evaluate
+    from rag.embed import open_embedder
+
+    if mode not in get_args(evaluate.Mode):
+        raise InvalidInput(f"--mode must be one of {', '.join(get_args(evaluate.Mode))}", field="--mode")
+    if fusion not in get_args(evaluate.Fusion):
+        raise InvalidInput(f"--fusion must be one of {', '.join(get_args(evaluate.Fusion))}", field="--fusion")
+    settings = _settings()
+    collections = [evaluate.load(folder, corpus=corpus) for folder in folders]
+    place = deployment.locate(settings)
+    embedder = open_embedder(settings)
+    try:
+        async with place.open(settings) as database:
+            await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+            reports = await evaluate.evaluate(
+                collections,
+                engine=evaluate.Engine(database=database, embedder=embedder, settings=settings),
+                place=place,
+                mode=cast("evaluate.Mode", mode),
+                fusion=cast("evaluate.Fusion", fusion),
+            )
+    finally:
+        await embedder.close()
+    if as_json:
+        described = {"embedding_model": embedder.model_id, "mode": mode, "fusion": fusion}
+        screen.print_json(
+            json.dumps(
+                {**described, "collections": [dataclasses.asdict(report) for report in reports]}, ensure_ascii=False
+            )
+        )
+    else:
+        _print_reports(reports)
+    return 0
+
+
+def _print_reports(reports: Sequence[Report]) -> None:
+    judged = [
+        {
+            "collection": report.name,
+            "documents": report.documents,
+            "chunks": report.chunks,
+            "questions": report.judged,
+            "R@1": f"{report.scores.recall_at_1:.3f}",
+            "R@5": f"{report.scores.recall_at_5:.3f}",
+            "R@10": f"{report.scores.recall_at_10:.3f}",
+            "MRR@10": f"{report.scores.mrr_at_10:.3f}",
+            "nDCG@10": f"{report.scores.ndcg_at_10:.3f}",
+            "p50 ms": f"{report.latency_p50_ms:.1f}",
+            "p95 ms": f"{report.latency_p95_ms:.1f}",
+        }
+        for report in reports
+        if report.scores is not None
+    ]
+    refused = [
+        {
+            "collection": report.name,
+            "kind": kind,
+            "questions": group.questions,
+            "refused": f"{group.refused:.1%}",
+            "kept answerable": f"{report.abstention.kept:.1%} of {report.abstention.answerable}",
+            "threshold": f"{report.abstention.threshold:.3f}",
+            "p50 ms": f"{report.latency_p50_ms:.1f}",
+            "p95 ms": f"{report.latency_p95_ms:.1f}",
+        }
+        for report in reports
+        if report.abstention is not None
+        for kind, group in sorted(report.abstention.others.items())
+    ]
+    if judged:
+        _print_rows("collections", judged, as_json=False)
+    if refused:
+        _print_rows("kinds of questions", refused, as_json=False)
+    for report in reports:
+        for number, what in (
+            (len(report.left_out), "documents were left out, such as those without text"),
+            (report.unjudged, "questions without a relevant document were not asked"),
+            (report.unreachable, "questions count as not found: no chunk has half of their answer"),
+        ):
+            if number:
+                screen.err.print(f"{screen.shown(report.name)}: {number} {what}")
+
+
+@app.command()
+def maintain(
+    refresh: Annotated[bool, typer.Option("--refresh", help="Count the words of every large class anew.")] = False,
+    only_plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and do nothing.")] = False,
+    memory: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_048_576, help="MB for building an index of vectors; as it needs, at most 1,024."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give large access classes indexes and statistics of their own, and take them from those that shrank.
+
+    Reading and writing go on meanwhile. Exit code 1 when something is left for a DBA, whose SQL it prints.
+    """
+    from rag import maintain as care
+    from rag import operate
+
+    settings = _settings()
+    desk = operate.locate(settings)
+    if only_plan:
+        with desk.session() as session:
+            found = care.survey(session, care.Limits())
+        _print_care(care.plan(found, care.Limits(), refresh=refresh), None, found, as_json=as_json)
+        return
+    with care.alone(desk, settings, owner_url=care.owner_url(desk, settings), memory_mb=memory) as turn:
+        if turn is None:
+            screen.err.print("Another `rag maintain` is at work; nothing is done.")
+            if as_json:
+                screen.print_json('{"running": true}')
+            return
+        wanted = care.plan(turn.survey(), turn.limits, refresh=refresh)
+        with screen.counting(len(wanted.steps), "maintaining") as counter:
+            left = turn.carry_out(wanted.steps, _told(counter))
+        found = turn.survey()
+    _print_care(wanted, left, found, as_json=as_json)
+    if left:
+        raise SystemExit(1)
+
+
+def _told(counter: screen.Counter) -> Any:
+    """What is being done: on a terminal beside the bar, elsewhere a line for each step and each quarter of it."""
+    last: list[object] = []
+
+    def tell(step: object, phase: str, share: float | None) -> None:
+        if not phase and share is not None:
+            counter.step()
+            return
+        percent = "" if share is None else f" {share:.0%}"
+        said = f"{step}" if not phase else f"{step} ({phase}{percent})"
+        counter.note(said)
+        now = [step, phase, None if share is None else int(share * 4)]
+        if not screen.err.is_terminal and now != last:
+            screen.err.print(screen.shown(said))
+        last[:] = now
+
+    return tell
+
+
+def _print_care(plan: Any, left: Any, found: Any, *, as_json: bool) -> None:
+    """What was done, or would be when `left` is None; what is left; and what there is."""
+    from rag import maintain as care
+
+    reports = care.as_rows(care.report(found))
+    if as_json:
+        import json
+
+        steps = {
+            "planned" if left is None else "done": [str(step) for step in plan.steps if step not in (left or ())],
+            "left": [{"step": str(step), "statement": step.statement} for step in left or ()],
+        }
+        more = {
+            "left_out": [{"access_id": each.access_id, "chunks": each.chunks} for each in plan.left_out],
+            "bloated": care.bloated(found),
+            "classes": reports,
+        }
+        screen.print_json(json.dumps(steps | more))
+        return
+    if left is None:
+        for step in plan.steps:
+            screen.out.print(screen.shown(str(step)))
+    _print_rows("classes_with_indexes_of_their_own", reports, as_json=False)
+    for each in plan.left_out:
+        screen.err.print(
+            f"class {each.access_id} has {each.chunks} chunks and no room among the {care.MOST_CLASSES} that have "
+            "indexes of their own: searches read all of it"
+        )
+    for statement in care.bloated(found):
+        screen.err.print(f"An index has bloated; at a quiet hour, as its owner: {statement};")
+    if left:
+        screen.err.print(
+            "RAG_MIGRATION_DATABASE_URL is not set, and only the owner of the tables builds indexes: run this as "
+            "rag_owner, and `rag maintain` again afterwards"
+        )
+    for step in left or ():
+        if step.statement is not None:
+            screen.print_json(f"{step.statement};")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
-from rag import canary, deployment, manifest, screen
+from rag import canary, deployment, maintain, manifest, screen
 from rag.database import Session, check_schema, translated_errors
 from rag.embed import open_embedder
 from rag.errors import DatabaseUnavailable, EmbeddingError, InvalidInput, RAGServiceError, SchemaMismatch
@@ -217,20 +217,27 @@ async def _examine_service(report: Report, logins: Logins, settings: Settings, s
 
 
 async def _examine_as_operator(report: Report, logins: Logins, signer: Signer | None) -> None:
-    """Signing keys and analysts."""
+    """Signing keys, analysts, and indexes of large classes."""
     url = logins.operator or logins.administrator
     if url is None:
-        report.unchecked.append("signing keys and analysts: set RAG_OPERATOR_DATABASE_URL")
+        report.unchecked.append("signing keys, analysts and large classes: set RAG_OPERATOR_DATABASE_URL")
         return
     try:
         async with _connected(url) as connection:
             session = Session(connection)
             keys = {row["key_id"] for row in await session.rows("list_signing_keys", {})}
             problems = await session.rows("doctor_analysts", {})
+            limits = maintain.Limits()
+            sizes = await session.rows("list_class_sizes", {"at_least": limits.least_chunks})
+            indexes = await session.rows("list_class_indexes", {})
     except RAGServiceError:
-        report.unchecked.append("signing keys and analysts: RAG_OPERATOR_DATABASE_URL does not log in as rag_operator")
+        report.unchecked.append(
+            "signing keys, analysts and large classes: RAG_OPERATOR_DATABASE_URL does not log in as rag_operator"
+        )
         return
     report.checked.append("signing keys and analysts")
+    report.checked.append("indexes of large access classes")
+    report.add(*_findings_of_large_classes(maintain.Survey.of_rows(sizes, indexes), limits))
     if not keys:
         missing = "there is none, so nobody is let in; `rag keys sign` makes one"
         report.add(Finding(severity="error", object="signing keys", message=missing))
@@ -241,6 +248,36 @@ async def _examine_as_operator(report: Report, logins: Logins, signer: Signer | 
         report.add(
             Finding(severity="warning", object=f"analyst {row['name']}", message=row["message"], mend=row["mend"])
         )
+
+
+def _findings_of_large_classes(found: maintain.Survey, limits: maintain.Limits) -> list[Finding]:
+    """What `rag maintain` would do beyond counting words; one that is at work is not waited for."""
+    wanted = maintain.plan(found, limits)
+    lacking = {step.access_id for step in wanted.steps if step.action == "ready"}
+    findings = []
+    if lacking:
+        message = (
+            f"{len(lacking)} of more than {limits.threshold} chunks are without indexes of their own, so that searches "
+            "read all of them: run `rag maintain`"
+        )
+        findings.append(Finding(severity="warning", object="large access classes", message=message))
+    if wanted.left_out:
+        message = (
+            f"{len(wanted.left_out)} of more than {limits.threshold} chunks have no room among the "
+            f"{limits.most_classes} that have indexes of their own"
+        )
+        findings.append(Finding(severity="warning", object="further large access classes", message=message))
+    findings += [
+        Finding(
+            severity="warning",
+            object=f"index {step.index_name} on rag_chunks",
+            message="is of no use to any class, and is written all the same: run `rag maintain`",
+            mend=f"{step.statement};",
+        )
+        for step in wanted.steps
+        if step.action == "drop"
+    ]
+    return findings
 
 
 async def _examine_as_superuser(report: Report, logins: Logins, settings: Settings) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, get_args
 from uuid import UUID
 
 from rag.errors import InvalidInput
@@ -13,9 +15,18 @@ Action = Literal["CITE", "ROUTE"]
 Narrowing = Literal["public", "user", "project", "organization", "documents"]
 NARROWINGS: tuple[Narrowing, ...] = ("public", "user", "project", "organization", "documents")
 
+Mode = Literal["hybrid", "vector", "keyword"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+Fusion = Literal["rank", "score"]
+FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
+
 # Full-text parsing of longer questions costs seconds of server time.
 MAX_QUESTION_BYTES = 8 * 1024
 MAX_HISTORY_MESSAGES = 200
+
+# Of one list of a filter; more than any form has boxes to tick.
+MAX_FILTER_VALUES = 100
+MAX_FILTER_LENGTH = 1000
 
 # Spec 001, "Snippet Rules".
 SNIPPET_LENGTH = 200
@@ -29,6 +40,24 @@ class ChatMessage:
     role: Literal["user", "assistant"]
     content: str
     timestamp: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Which documents count, beside who may read them; None for no condition. All of them have to hold."""
+
+    verified_only: bool = False
+    domains: Sequence[str] | None = None
+    doc_types: Sequence[str] | None = None
+    source_types: Sequence[str] | None = None
+    languages: Sequence[str] | None = None
+    tags: Sequence[str] | None = None
+    """Documents with one of them."""
+    updated_from: datetime | None = None
+    """By the source's own time where it is known, else when the content last changed; inclusive."""
+    updated_before: datetime | None = None
+    metadata: Mapping[str, str | int | float | bool] | None = None
+    """Values that the metadata must have; keys of RAG_METADATA_FILTER_KEYS only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +78,11 @@ class RAGRequest:
     document_ids: list[UUID] | list[str] | None = None
     """With scope `documents`: ids, or paths (source ids), not both."""
     min_similarity: float | None = None
+    mode: Mode = "hybrid"
+    """Which arms search: both, the vectors alone, the words alone."""
+    fusion: Fusion = "rank"
+    """How two arms become one list: weighted reciprocal rank, or weighted scores."""
+    filters: Filters | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +105,7 @@ class Passage:
     content_updated_at: datetime
     text: str
     score: float
-    """Reciprocal-rank fusion of both arms; comparable within one result only."""
+    """Fusion of both arms; comparable within one result only."""
     keyword_rank: int | None
     keyword_score: float
     """BM25."""
@@ -169,3 +203,31 @@ def check_question(query: str) -> str:
     if "\0" in query:
         raise InvalidInput("query contains a NUL character", field="query")
     return query
+
+
+def check_filters(filters: Filters, *, metadata_keys: Collection[str]) -> None:
+    """Raise InvalidInput for filters that are malformed, or that name metadata outside of `metadata_keys`."""
+    for name in ("domains", "doc_types", "source_types", "languages", "tags"):
+        values = getattr(filters, name)
+        if values is None:
+            continue
+        if isinstance(values, str) or not 1 <= len(values) <= MAX_FILTER_VALUES:
+            raise InvalidInput(f"{name} must be a list of 1 to {MAX_FILTER_VALUES} texts", field=f"filters.{name}")
+        for value in values:
+            _check_filter_text(value, f"filters.{name}")
+    for name, value in (filters.metadata or {}).items():
+        if name not in metadata_keys:
+            raise InvalidInput(
+                "metadata can be filtered by the keys of RAG_METADATA_FILTER_KEYS only", field="filters.metadata"
+            )
+        if isinstance(value, str):
+            _check_filter_text(value, "filters.metadata")
+        elif not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+            raise InvalidInput("a value of metadata must be a text, a number or a boolean", field="filters.metadata")
+
+
+def _check_filter_text(value: object, name: str) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_FILTER_LENGTH:
+        raise InvalidInput(f"a value must be a text of 1 to {MAX_FILTER_LENGTH} characters", field=name)
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidInput("a value has a character that the database cannot hold", field=name)

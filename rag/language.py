@@ -14,6 +14,9 @@ from stop_words import LANGUAGE_MAPPING, get_stop_words
 # silent on 60 %, so that shorter texts are not worth loading it for.
 MIN_CHARACTERS = 40
 MIN_PROBABILITY = 0.7
+# Where a character stands for half a word, 14 are enough: of 700 such windows of Japanese, Korean and Thai
+# manuals all were right, of Chinese ones 66 %, and the others silent.
+CHARACTERS_AN_IDEOGRAPH_COUNTS = 3
 # Detection costs 0.2 µs a byte; its answer is settled long before this (no error at 1,000 characters).
 MAX_CHARACTERS = 4_000
 
@@ -31,6 +34,8 @@ STOPWORDS = frozenset(_ENGLISH.split())
 # The detector says no (or nn), the lists say nb; both are Norwegian.
 _LIST_OF = {"no": "nb", "nn": "nb"}
 _ISO_639_1 = re.compile(r"[a-z]{2}")
+# Thai, Lao, Myanmar, Khmer, kana, Han, Hangul.
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 
 
 class _Identifier(Protocol):
@@ -50,12 +55,12 @@ def _identifier() -> _Identifier | None:
 def detect(text: str) -> str | None:
     """Return the ISO 639-1 code of the text's language, or None rather than a guess.
 
-    None means: the extra `lang` is not installed, the text is shorter than `MIN_CHARACTERS`, the
-    detector is less sure than `MIN_PROBABILITY`, or the language has no two-letter code. Only the first
-    `MAX_CHARACTERS` are read.
+    None means: the extra `lang` is not installed, the text is shorter than `MIN_CHARACTERS`
+    (one of a script without spaces counts `CHARACTERS_AN_IDEOGRAPH_COUNTS` times), the detector is less sure
+    than `MIN_PROBABILITY`, or the language has no two-letter code. Only the first `MAX_CHARACTERS` are read.
     """
     sample = text.strip()[:MAX_CHARACTERS]
-    if len(sample) < MIN_CHARACTERS:
+    if len(sample) < MIN_CHARACTERS and _weight(sample) < MIN_CHARACTERS:
         return None
     identifier = _identifier()
     if identifier is None:
@@ -64,6 +69,10 @@ def detect(text: str) -> str | None:
     if probability < MIN_PROBABILITY or not _ISO_639_1.fullmatch(language):
         return None
     return language
+
+
+def _weight(text: str) -> int:
+    return len(text) + (CHARACTERS_AN_IDEOGRAPH_COUNTS - 1) * len(_UNSPACED.findall(text))
 
 
 @functools.cache

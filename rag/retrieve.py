@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from psycopg.types.json import Jsonb
+
 from rag.database import Database
-from rag.exchange import Narrowing, Passage
+from rag.exchange import Filters, Fusion, Mode, Narrowing, Passage
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import halfvec
@@ -27,12 +29,16 @@ async def retrieve(
     scope: Narrowing | None = None,
     document_ids: Sequence[UUID] | None = None,
     include_dropped: bool = False,
+    mode: Mode = "hybrid",
+    fusion: Fusion = "rank",
+    filters: Filters | None = None,
 ) -> tuple[list[Passage], str]:
     """The passages that the principal may read, best first, and the arms that ran; keywords alone without a `vector`.
 
     `min_similarity` is a cosine. With `include_dropped` the candidates that did not make it follow,
-    without rank. The arms are `hybrid`, `partial` or `keyword`, and `none` where nothing can be read.
+    without rank. The arms are `hybrid`, `partial`, `vector` or `keyword`, and `none` where nothing can be read.
     """
+    filters = filters or Filters()
     async with database.transaction(principal, read_only=True) as session:
         rows = await session.rows(
             "search",
@@ -49,6 +55,17 @@ async def retrieve(
                 "duplicate_threshold": settings.rag_chunk_overlap_threshold,
                 "duplicate_candidates": settings.rag_dedup_candidates_cap,
                 "include_dropped": include_dropped,
+                "arms": mode,
+                "fusion": fusion,
+                "only_verified": filters.verified_only,
+                "only_domains": _listed(filters.domains),
+                "only_doc_types": _listed(filters.doc_types),
+                "only_source_types": _listed(filters.source_types),
+                "only_languages": _listed(filters.languages),
+                "only_tags": _listed(filters.tags),
+                "updated_from": filters.updated_from,
+                "updated_before": filters.updated_before,
+                "only_metadata": None if filters.metadata is None else Jsonb(dict(filters.metadata)),
             },
         )
         if rows:
@@ -63,6 +80,10 @@ async def retrieve(
         )
         assert empty is not None
         return [], empty["mode"]
+
+
+def _listed(values: Sequence[str] | None) -> list[str] | None:
+    return None if values is None else list(values)
 
 
 def _passage(row: dict[str, Any]) -> Passage:

@@ -111,6 +111,8 @@ class Settings(BaseSettings):
         default=5, validation_alias=AliasChoices("RAG_TOTAL_CONTEXT_CHUNKS", "RAG_CONTEXT_CHUNKS")
     )
     rag_dedup_candidates_cap: Annotated[int, Field(ge=1, le=100)] = 15
+    rag_metadata_filter_keys: frozenset[str] = frozenset()
+    """Top-level keys of a document's metadata that a question may filter by; a JSON list."""
     rag_chunk_overlap_threshold: Annotated[float, Field(gt=0, le=1)] = 0.9
 
     # Ingestion.

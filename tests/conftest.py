@@ -283,7 +283,7 @@ def store(deployment: Deployment) -> Store:
                 select
                     %(tenant)s, %(access)s, %(document)s, %(index)s, %(text)s, md5(%(text)s), %(tokens)s,
                     'words', 0, %(end)s, %(embedding)s::halfvec, %(model)s, tsv, lexeme_total(tsv), %(language)s
-                from to_tsvector(text_search_config(%(language)s), %(text)s) as tsv
+                from search_vector(%(language)s, %(text)s) as tsv
                 """,
                 {
                     "tenant": principal.tenant_id,

@@ -8,10 +8,31 @@ drop view v_query_latency;
 drop view v_chunks;
 drop view v_documents;
 
-drop function search(
-    text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean
+drop function explain(
+    text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, double precision, integer, text,
+    text
 );
-drop function keyword_candidates(text, text, uuid[], integer);
+drop function search(
+    text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean,
+    text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb
+);
+drop function fuse_candidates(
+    bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], halfvec, text, text, text, text,
+    integer, double precision, integer, integer, double precision, integer, boolean
+);
+drop type search_hit;
+drop function vector_share(text, text, text);
+drop function nearest_indexed(bigint, halfvec, text, uuid[], integer, integer);
+drop function keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[]);
+drop function candidate_query(text[], bigint[], bigint, bigint);
+drop function indexed_among(bigint[]);
+drop function indexed_contents(bigint[]);
+
+drop function demote_class(text, bigint);
+drop function set_class_ready(text, bigint, boolean);
+drop function measure_class(text, bigint, integer);
+drop function class_sizes(bigint);
+drop function class_indexes();
 
 drop function explain_access(uuid, text, bigint, text, text[]);
 drop function expire_logs(interval, text);
@@ -49,6 +70,9 @@ drop table rag_query_log_chunks;
 drop table rag_query_logs;
 drop table rag_erasures;
 drop table rag_tombstones;
+drop table rag_class_lexemes;
+drop table rag_class_languages;
+drop table rag_class_indexes;
 drop table rag_chunks;
 drop table rag_documents;
 drop table rag_project_members;
@@ -71,4 +95,11 @@ drop function my_principal();
 drop function signature_holds(text[], text);
 drop function lexeme_query(text);
 drop function lexeme_total(tsvector);
+drop function question_lexemes(text, text);
+drop function search_vector(text, text);
+drop function text_vector(text, text, boolean);
+drop function prepared_vector(regconfig, text, boolean);
+drop function unspaced_vector(text, boolean);
+drop function unspaced_unit();
+drop function unspaced_letters();
 drop function text_search_config(text);

@@ -27,6 +27,12 @@ from (
     select 'search_mode', 'something'
     where rag.search_mode(%(embedding_model)s, null, null) <> 'none'
     union all
+    select 'explain', cast(planted.id as text)
+    from planted
+    cross join lateral rag.explain(
+        %(question)s, planted.id, cast(%(embedding)s as rag.halfvec), %(embedding_model)s
+    ) as stage
+    union all
     select 'my_document', cast(document.id as text)
     from planted
     cross join lateral rag.my_document(planted.id) as document

@@ -40,5 +40,5 @@ from unnest(
     indexed_text, embedding
 )
 cross join lateral (
-    select to_tsvector(rag.text_search_config(%(language)s), chunk.indexed_text) as tsv
+    select rag.search_vector(%(language)s, chunk.indexed_text) as tsv
 ) as indexed

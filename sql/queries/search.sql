@@ -2,7 +2,9 @@
 -- question: text; embedding: halfvec as text, or null for keywords alone; embedding_model: text or null;
 -- top_k: rows; scope: text or null; document_ids: uuid[] or null; min_similarity: cosine or null;
 -- max_per_document: chunks; budget_tokens: tokens or null; duplicate_threshold: Jaccard;
--- duplicate_candidates: rows; include_dropped: boolean
+-- duplicate_candidates: rows; include_dropped: boolean; arms: hybrid, vector or keyword; fusion: rank or score;
+-- only_verified: boolean; only_domains, only_doc_types, only_source_types, only_languages, only_tags: text[] or null;
+-- updated_from, updated_before: timestamptz or null; only_metadata: jsonb object or null
 select
     rank,
     document_id,
@@ -43,5 +45,16 @@ from rag.search(
     budget_tokens => %(budget_tokens)s,
     duplicate_threshold => %(duplicate_threshold)s,
     duplicate_candidates => %(duplicate_candidates)s,
-    include_dropped => %(include_dropped)s
+    include_dropped => %(include_dropped)s,
+    arms => %(arms)s,
+    fusion => %(fusion)s,
+    only_verified => %(only_verified)s,
+    only_domains => %(only_domains)s,
+    only_doc_types => %(only_doc_types)s,
+    only_source_types => %(only_source_types)s,
+    only_languages => %(only_languages)s,
+    only_tags => %(only_tags)s,
+    updated_from => %(updated_from)s,
+    updated_before => %(updated_before)s,
+    only_metadata => %(only_metadata)s
 )

@@ -197,6 +197,67 @@ comment on column rag_chunks.lexeme_count is 'Occurrences of lexemes in tsv: the
 comment on column rag_chunks.language is 'Language of the document';
 comment on column rag_chunks.created_at is 'When this version of the chunk was written';
 
+create table rag_class_indexes (
+    tenant_id text not null,
+    access_id bigint not null,
+    ready boolean not null default false,
+    chunks bigint not null,
+    measured_at timestamptz not null default now(),
+    vector_bytes_per_chunk double precision,
+    words_bytes_per_chunk double precision,
+    constraint rag_class_indexes_pkey primary key (tenant_id, access_id),
+    constraint rag_class_indexes_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_class_indexes_chunks check (chunks >= 0)
+);
+
+comment on table rag_class_indexes is 'Large classes, which have indexes and statistics of their own; rag maintain keeps it';
+comment on column rag_class_indexes.tenant_id is 'The tenant';
+comment on column rag_class_indexes.access_id is 'The access class; its indexes are rag_chunks_vector_…, rag_chunks_words_… and rag_chunks_contents_… with this number';
+comment on column rag_class_indexes.ready is 'Whether a search may use them: all indexes are valid, and the statistics are there';
+comment on column rag_class_indexes.chunks is 'Chunks of the class when the statistics were made';
+comment on column rag_class_indexes.measured_at is 'When the statistics were made';
+comment on column rag_class_indexes.vector_bytes_per_chunk is 'Size of the vector index per chunk when it was taken into use, in bytes; tells later how much it has bloated';
+comment on column rag_class_indexes.words_bytes_per_chunk is 'The same of the index of words';
+
+create table rag_class_languages (
+    tenant_id text not null,
+    access_id bigint not null,
+    language text not null,
+    chunks bigint not null,
+    lexemes bigint not null,
+    constraint rag_class_languages_pkey primary key (tenant_id, access_id, language),
+    constraint rag_class_languages_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_class_languages_counts check (chunks > 0 and lexemes >= 0)
+);
+
+comment on table rag_class_languages is 'How much a large class has in each language, each a collection of its own to BM25; as of rag_class_indexes.measured_at';
+comment on column rag_class_languages.tenant_id is 'The tenant';
+comment on column rag_class_languages.access_id is 'The access class';
+comment on column rag_class_languages.language is 'As in rag_chunks; empty where that is null';
+comment on column rag_class_languages.chunks is 'Chunks in this language';
+comment on column rag_class_languages.lexemes is 'Sum of their lexeme_count';
+
+create table rag_class_lexemes (
+    tenant_id text not null,
+    access_id bigint not null,
+    language text not null,
+    lexeme text not null,
+    chunks integer not null,
+    constraint rag_class_lexemes_pkey primary key (tenant_id, access_id, language, lexeme),
+    constraint rag_class_lexemes_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_class_lexemes_chunks check (chunks > 0)
+);
+
+comment on table rag_class_lexemes is 'In how many chunks of a large class each lexeme is; content, read by functions of rag_search alone. Lexemes of few chunks have no row; as of rag_class_indexes.measured_at';
+comment on column rag_class_lexemes.tenant_id is 'The tenant';
+comment on column rag_class_lexemes.access_id is 'The access class';
+comment on column rag_class_lexemes.language is 'As in rag_class_languages';
+comment on column rag_class_lexemes.lexeme is 'The lexeme';
+comment on column rag_class_lexemes.chunks is 'Chunks of this language that have it';
+
 create table rag_tombstones (
     tenant_id text not null,
     access_id bigint not null,
@@ -281,7 +342,7 @@ comment on column rag_query_logs.scope is 'How far the request was narrowed; nul
 comment on column rag_query_logs.query_hash is 'SHA-256 of the question';
 comment on column rag_query_logs.query_length is 'Characters of the question';
 comment on column rag_query_logs.query_text is 'The question itself, only when RAG_LOG_QUERY_TEXT is on';
-comment on column rag_query_logs.mode is 'Which arms ran: hybrid, partial, keyword; none when nothing was found';
+comment on column rag_query_logs.mode is 'Which arms ran: hybrid, partial, vector, keyword; none when nothing was found';
 comment on column rag_query_logs.embedding_model is 'The model that embedded the question; null when it was not embedded';
 comment on column rag_query_logs.model_used is 'What wrote the answer; null when only hits were asked for';
 comment on column rag_query_logs.result_count is 'Chunks that the search returned';
@@ -445,6 +506,9 @@ begin
                 'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
             ]),
             ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_class_indexes', array['tenant_id']),
+            ('rag_class_languages', array['tenant_id']),
+            ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
             ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
             ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),

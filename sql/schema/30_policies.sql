@@ -9,7 +9,7 @@ begin
     foreach table_name in array array[
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
-        'rag_service_keys', 'rag_assertions'
+        'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -310,6 +310,38 @@ begin
             'comment on policy %I on %I is %L',
             'steward_' || allowed.command, allowed.table_name,
             'The functions of rag_operator, in every tenant; no column of content is granted'
+        );
+    end loop;
+end
+$$;
+
+-- Indexes and statistics of large classes. The search reads them, for the classes that it gives the principal;
+-- what rag maintain calls writes them.
+do $$
+declare
+    allowed record;
+begin
+    for allowed in
+        select granted.table_name, command
+        from (values
+            ('rag_class_indexes', array['select', 'insert', 'update', 'delete']),
+            ('rag_class_languages', array['select', 'insert', 'delete']),
+            ('rag_class_lexemes', array['select', 'insert', 'delete'])
+        ) as granted (table_name, commands)
+        cross join lateral unnest(granted.commands) as command
+    loop
+        execute format(
+            'create policy %I on %I for %s to rag_search %s %s',
+            'measure_' || allowed.command,
+            allowed.table_name,
+            allowed.command,
+            case when allowed.command <> 'insert' then 'using (true)' end,
+            case when allowed.command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on %I is %L',
+            'measure_' || allowed.command, allowed.table_name,
+            'The functions of rag maintain, and the search, which looks up classes of the principal only'
         );
     end loop;
 end

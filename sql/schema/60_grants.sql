@@ -4,7 +4,7 @@
 grant select on rag_access_classes to rag_search;
 grant insert (tenant_id, scope, user_id, project_id, tags, tags_digest) on rag_access_classes to rag_search;
 grant select on rag_project_members to rag_search;
-grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language) on rag_chunks to rag_search;
+grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language, embedding_model) on rag_chunks to rag_search;
 grant select (
     tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
     content_updated_at, source_updated_at
@@ -12,6 +12,9 @@ grant select (
 grant select on rag_signing_keys to rag_search;
 grant select on rag_analysts to rag_search;
 grant select on rag_service_keys to rag_search;
+grant select, insert, delete on rag_class_indexes, rag_class_languages, rag_class_lexemes to rag_search;
+grant update (ready, chunks, measured_at, vector_bytes_per_chunk, words_bytes_per_chunk) on rag_class_indexes
+to rag_search;
 
 -- The owner of the functions that read for the principal.
 grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks to rag_principal;
@@ -108,15 +111,45 @@ begin
             ('share_project(text, bigint, boolean)', service, 'rag_principal'),
             ('unshare_project(text, bigint)', service, 'rag_principal'),
             -- retrieval
-            ('text_search_config(text)', people || array['rag_search'], null),
+            ('text_search_config(text)', people || array['rag_search', 'rag_principal'], null),
+            ('unspaced_letters()', service || array['rag_search', 'rag_principal'], null),
+            ('unspaced_unit()', service || array['rag_search', 'rag_principal'], null),
+            ('unspaced_vector(text, boolean)', service || array['rag_search', 'rag_principal'], null),
+            ('prepared_vector(regconfig, text, boolean)', service || array['rag_search', 'rag_principal'], null),
+            ('text_vector(text, text, boolean)', service || array['rag_search', 'rag_principal'], null),
+            ('search_vector(text, text)', service, null),
             ('lexeme_total(tsvector)', service, null),
-            ('lexeme_query(text)', array['rag_search'], null),
-            ('keyword_candidates(text, text, uuid[], integer)', array['rag_principal'], 'rag_search'),
+            ('lexeme_query(text)', array['rag_search', 'rag_principal'], null),
+            ('question_lexemes(text, text)', array['rag_search', 'rag_principal'], null),
+            ('indexed_contents(bigint[])', array['rag_principal', 'rag_search'], 'rag_search'),
+            ('indexed_among(bigint[])', array['rag_principal', 'rag_search'], 'rag_search'),
+            ('candidate_query(text[], bigint[], bigint, bigint)', array['rag_search'], null),
+            ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[])', array['rag_principal'], 'rag_search'),
+            ('nearest_indexed(bigint, halfvec, text, uuid[], integer, integer)', array['rag_principal'], null),
+            ('vector_share(text, text, text)', array['rag_principal'], null),
+            (
+                'fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], '
+                || 'halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, '
+                || 'integer, boolean)',
+                array['rag_principal'], null
+            ),
             (
                 'search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, '
-                || 'double precision, integer, boolean)',
+                || 'double precision, integer, boolean, text, text, boolean, text[], text[], text[], text[], text[], '
+                || 'timestamptz, timestamptz, jsonb)',
                 people, 'rag_principal'
             ),
+            (
+                'explain(text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, '
+                || 'double precision, integer, text, text)',
+                people, 'rag_principal'
+            ),
+            -- maintaining
+            ('class_indexes()', array['rag_operator', 'rag_search'], null),
+            ('class_sizes(bigint)', array['rag_operator'], 'rag_search'),
+            ('measure_class(text, bigint, integer)', array['rag_operator'], 'rag_search'),
+            ('set_class_ready(text, bigint, boolean)', array['rag_operator'], 'rag_search'),
+            ('demote_class(text, bigint)', array['rag_operator'], 'rag_search'),
             -- operating
             ('add_signing_key()', array['rag_operator'], 'rag_steward'),
             ('list_signing_keys()', array['rag_operator'], 'rag_steward'),

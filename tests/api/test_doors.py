@@ -769,7 +769,7 @@ def test_a_refused_caller_needs_no_database(unopened: Callable[..., TestClient])
         "app.user_id",
         "app.tenant_id",
         "app",
-        "filters",
+        "filter",
         "role",
         "is_admin",
         "access_id",

@@ -148,6 +148,49 @@ def test_a_scope_without_what_it_needs_names_the_field(visitor: Person, fields: 
     assert fields_of(problem) == [named]
 
 
+# --- arms and filters ----------------------------------------------------------------------------
+
+
+def test_the_words_alone_and_the_vectors_alone(mara: Person) -> None:
+    mara.store("refunds.md", REFUNDS)
+    mara.store("deploys.md", DEPLOYS)
+    assert mara.finds("refund customer", mode="keyword") == ["Refunds"]
+    (first, *_) = mara.ask("How long does a refund take?", generate=False, mode="vector").json()["hits"]
+    assert (first["document_name"], first["keyword_rank"], first["reason"]) == ("Refunds", None, "vector")
+    assert mara.finds(ASKED, fusion="score")[0] == "Refunds"
+
+
+def test_filters_narrow_to_documents(mara: Person) -> None:
+    mara.store(
+        "old.md", "# Old rule\n\nA refund takes ten days.", source_updated_at="2025-01-01T00:00:00Z", domain="law"
+    )
+    mara.store(
+        "new.md", "# New rule\n\nA refund takes five days.", source_updated_at="2026-01-01T00:00:00Z", verified=True
+    )
+    assert set(mara.finds(ASKED)) == {"Old rule", "New rule"}
+    assert mara.finds(ASKED, filters={"verified_only": True}) == ["New rule"]
+    assert mara.finds(ASKED, filters={"domains": ["law", "else"]}) == ["Old rule"]
+    assert mara.finds(ASKED, filters={"updated_from": "2025-06-01T00:00:00Z"}) == ["New rule"]
+    assert mara.finds(ASKED, filters={"updated_before": "2025-06-01T00:00:00Z", "verified_only": True}) == []
+
+
+@pytest.mark.parametrize(
+    ("filters", "named"),
+    [
+        ("verified", "filters"),
+        ({"scope": "public"}, "filters.scope"),
+        ({"domains": []}, "filters.domains"),
+        ({"domains": "law"}, "filters.domains"),
+        ({"domains": ["law\u0000"]}, "filters.domains"),
+        ({"updated_from": "2026-01-01T00:00:00"}, "filters.updated_from"),
+        ({"metadata": {"team": "deck"}}, "filters.metadata"),
+    ],
+)
+def test_a_filter_that_is_none_is_named(visitor: Person, filters: object, named: str) -> None:
+    problem = problem_of(visitor.ask("anything", filters=filters), 422, "invalid_input")
+    assert [field.removesuffix(".0") for field in fields_of(problem)] == [named]
+
+
 # --- limits of a request -------------------------------------------------------------------------
 
 

@@ -587,14 +587,23 @@ MUTANTS = (
     Mutant(
         "scores of everybody's words",
         SEARCH,
-        """
-        join rag_chunks as chunk
-            on chunk.tenant_id = scope.tenant_id
-            and chunk.access_id = any(scope.access_ids)
-        join any_term
-        """,
-        "join rag_chunks as chunk on chunk.tenant_id = scope.tenant_id join any_term",
+        "where chunk.tenant_id = $1 and chunk.access_id = any($2) offset 0",
+        "where chunk.tenant_id = $1 offset 0",
         "sql/test_search.py::test_words_of_other_principals_do_not_change_a_score",
+    ),
+    Mutant(
+        "scores of somebody else's nominees",
+        SEARCH,
+        "where nominee.access_id = any($15)",
+        "where nominee.access_id is not null",
+        "sql/test_engine.py::test_a_nominee_of_somebody_else_has_no_score",
+    ),
+    Mutant(
+        "models and languages of any large class",
+        SEARCH,
+        "continue when class <> all(my_access_ids());",
+        "",
+        "sql/test_engine.py::test_indexes_of_a_class_serve_nobody_else",
     ),
     Mutant(
         "an erasure that leaves the classes",

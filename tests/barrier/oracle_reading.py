@@ -39,6 +39,7 @@ from tests.barrier.oracle_world import (
     Session,
     Speaker,
     apply_step,
+    enlarge,
     plant,
     random_corpus,
     uuid,
@@ -740,8 +741,18 @@ class ReadOracle:
     def __post_init__(self) -> None:
         self.report = Report(seed=self.seed)
 
-    def run(self, *, triples: int, corpora: int, until: Callable[[Report], bool] = lambda report: False) -> Report:
-        """As many triples of session, corpus and question, spread over as many corpora, or fewer with `until`."""
+    def run(
+        self,
+        *,
+        triples: int,
+        corpora: int,
+        large: bool = False,
+        until: Callable[[Report], bool] = lambda report: False,
+    ) -> Report:
+        """As many triples of session, corpus and question, spread over as many corpora, or fewer with `until`.
+
+        `large`: in every other corpus some classes have indexes of their own.
+        """
         per_corpus = -(-triples // corpora)
         # A worker takes milliseconds to start.
         weights = [1 if line.login in self.analysts or line.in_workers else 3 for line in self.lines]
@@ -750,6 +761,8 @@ class ReadOracle:
             names = Names.chosen(random)
             corpus = random_corpus(random, names, analysts=self.analysts)
             plant(self.superuser, corpus)
+            if large and number % 2:
+                enlarge(self.superuser, corpus)
             self.report.corpora += 1
             end = min(self.report.checks + per_corpus, triples)
             while self.report.checks < end:

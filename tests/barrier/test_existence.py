@@ -90,6 +90,7 @@ def neighbour(document_id: UUID) -> UUID:
 # Everything that takes a document's id; parameters by name, `id` among them.
 STATEMENTS = {
     "my_document": "select * from rag.my_document(%(id)s)",
+    "explain": "select * from rag.explain('palisade record', %(id)s)",
     "my_document_chunks": "select * from rag.my_document_chunks(%(id)s)",
     "get_document": query("get_document"),
     "recheck_citations": query("recheck_citations"),

@@ -55,7 +55,7 @@ def test_random_sessions_read_what_the_model_says(
     triples = scaled(test=600, ci=10_000, prove=1_000_000)
     corpora = scaled(test=8, ci=60, prove=2_000)
     with new_deployment() as deployment, read_oracle(deployment, seed=seed_of_run()) as oracle:
-        report = oracle.run(triples=triples, corpora=corpora)
+        report = oracle.run(triples=triples, corpora=corpora, large=True)
     assert report.is_clean, str(report)
     assert report.checks == triples
     # Where there is nothing to see, nothing leaks.
@@ -338,8 +338,8 @@ def test_what_a_principal_is_told_does_not_depend_on_what_it_cannot_see(
 def test_a_document_frequency_of_foreign_rows_is_found(new_deployment: NewDeployment) -> None:
     spoil = rewritten(
         "keyword_candidates",
-        "AND (chunk.access_id = ANY (scope.access_ids))))) GROUP BY chunk.language",
-        "))) GROUP BY chunk.language",
+        "and chunk.access_id = any($2) offset 0",
+        "offset 0",
     )
     with new_deployment() as deployment:
         with deployment.cluster.superuser(deployment.name) as superuser:

@@ -136,6 +136,7 @@ def test_a_deployment_that_holds_has_nothing_to_mend(doctor: Doctor) -> None:
         f"the catalog, {len(expected())} facts",
         "reading and writing as the service, by a canary",
         "signing keys and analysts",
+        "indexes of large access classes",
         "reading and writing as every login, by a canary",
         "documents against their access classes",
         "the embedding model",
@@ -215,7 +216,7 @@ def test_what_it_cannot_look_at_is_said(doctor: Doctor) -> None:
     assert ran.findings == []
     assert ran.said_of("not checked") == [
         "reading and writing as rag_publisher: set RAG_PUBLISHER_DATABASE_URL",
-        "signing keys and analysts: set RAG_OPERATOR_DATABASE_URL",
+        "signing keys, analysts and large classes: set RAG_OPERATOR_DATABASE_URL",
         NO_SUPERUSER,
     ]
 

@@ -170,6 +170,17 @@ def search_for(question: str) -> dict[str, Any]:
         "duplicate_threshold": 1.0,
         "duplicate_candidates": 50,
         "include_dropped": False,
+        "arms": "keyword",
+        "fusion": "rank",
+        "only_verified": False,
+        "only_domains": None,
+        "only_doc_types": None,
+        "only_source_types": None,
+        "only_languages": None,
+        "only_tags": None,
+        "updated_from": None,
+        "updated_before": None,
+        "only_metadata": None,
     }
 
 

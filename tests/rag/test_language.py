@@ -18,13 +18,24 @@ def fresh_detector():
     language._identifier.cache_clear()
 
 
-@pytest.mark.parametrize(("text", "expected"), [(GERMAN, "de"), (ENGLISH, "en"), (RUSSIAN, "ru")])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((GERMAN, "de"), (ENGLISH, "en"), (RUSSIAN, "ru")),
+        ("年次休暇は二週間前までに上司に申請してください。", "ja"),
+        ("휴가는 이 주일 전에 팀장에게 신청합니다.", "ko"),
+        ("ต้องยื่นขอลาพักร้อนล่วงหน้าสองสัปดาห์", "th"),
+        ("这份文件说明了员工如何申请年假，以及需要提前多少天通知部门主管。", "zh"),
+    ],
+)
 def test_a_sentence_is_recognised(text, expected):
     pytest.importorskip("py3langid", reason="the extra `lang` is not installed")
     assert language.detect(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "   \n ", "Hallo Welt", "Leave is requested from the team lead." + " " * 50])
+@pytest.mark.parametrize(
+    "text", ["", "   \n ", "Hallo Welt", "휴가를 신청", "年休", "Leave is requested from the team lead." + " " * 50]
+)
 def test_a_short_text_has_no_language(text):
     assert language.detect(text) is None
 

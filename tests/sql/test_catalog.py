@@ -59,6 +59,9 @@ def test_there_are_these_tables(superuser: psycopg.Connection) -> None:
         "rag_analysts",
         "rag_assertions",
         "rag_chunks",
+        "rag_class_indexes",
+        "rag_class_languages",
+        "rag_class_lexemes",
         "rag_documents",
         "rag_erasures",
         "rag_project_members",
@@ -209,12 +212,18 @@ PRIVILEGES = {
         ("rag_access_classes", "SELECT"): "*",
         ("rag_access_classes", "INSERT"): "tenant_id scope user_id project_id tags tags_digest",
         ("rag_project_members", "SELECT"): "*",
-        ("rag_chunks", "SELECT"): "tenant_id id access_id document_id tsv lexeme_count language",
+        ("rag_chunks", "SELECT"): "tenant_id id access_id document_id tsv lexeme_count language embedding_model",
         ("rag_documents", "SELECT"): "tenant_id access_id id scope user_id tags source_type language doc_type verified"
         " created_at updated_at content_updated_at source_updated_at",
         ("rag_signing_keys", "SELECT"): "*",
         ("rag_analysts", "SELECT"): "*",
         ("rag_service_keys", "SELECT"): "*",
+        **{
+            (f"rag_class_{table}", command): "*"
+            for table in ("indexes", "languages", "lexemes")
+            for command in ("SELECT", "INSERT", "DELETE")
+        },
+        ("rag_class_indexes", "UPDATE"): "ready chunks measured_at vector_bytes_per_chunk words_bytes_per_chunk",
     },
     "rag_principal": {
         ("rag_documents", "SELECT"): "*",
@@ -451,23 +460,35 @@ def test_every_role_has_a_comment(superuser: psycopg.Connection, role: str) -> N
 # --- functions ------------------------------------------------------------------------------------
 
 SEARCH = (
-    "search(text,halfvec,text,integer,text,uuid[],double precision,integer,integer,double precision,integer,boolean)"
+    "search(text,halfvec,text,integer,text,uuid[],double precision,integer,integer,double precision,integer,boolean,"
+    "text,text,boolean,text[],text[],text[],text[],text[],timestamp with time zone,timestamp with time zone,jsonb)"
+)
+EXPLAIN = (
+    "explain(text,uuid,halfvec,text,integer,integer,text,double precision,integer,integer,double precision,integer,"
+    "text,text)"
 )
 DEFINERS = {
     "rag_search": [
         "access_class(text,bigint,text,text[])",
         "class_reads(bigint,text,bigint,text,text[])",
-        "keyword_candidates(text,text,uuid[],integer)",
+        "class_sizes(bigint)",
+        "demote_class(text,bigint)",
+        "indexed_among(bigint[])",
+        "indexed_contents(bigint[])",
+        "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[])",
         "load_service_keys(text)",
+        "measure_class(text,bigint,integer)",
         "my_access_ids()",
         "my_classes()",
         "my_listed_documents()",
         "my_principal()",
         "my_writable_access_ids()",
         "narrowed_access_ids(text)",
+        "set_class_ready(text,bigint,boolean)",
     ],
     "rag_principal": [
         "bury_source(bigint,text,text,text)",
+        EXPLAIN,
         "find_source(bigint,text,bigint,text,text,text)",
         "my_chunks()",
         "my_document(uuid)",
@@ -530,13 +551,22 @@ def test_every_other_function_was_bound_when_it_was_made(superuser: psycopg.Conn
 def test_functions_that_read_the_principal_are_never_immutable(superuser: psycopg.Connection) -> None:
     """A plan that has folded one principal's classes would serve them to the next."""
     assert functions(superuser, "function.provolatile = 'i'") == [
+        "candidate_query(text[],bigint[],bigint,bigint)",
         "erasure_digest(text,text,text[])",
         "erasure_kind(text,bigint,text,text,text)",
         "lexeme_query(text)",
         "lexeme_total(tsvector)",
+        "prepared_vector(regconfig,text,boolean)",
+        "question_lexemes(text,text)",
+        "search_vector(text,text)",
         "source_digest(text,text)",
         "tenant_lock(text)",
         "text_search_config(text)",
+        "text_vector(text,text,boolean)",
+        "unspaced_letters()",
+        "unspaced_unit()",
+        "unspaced_vector(text,boolean)",
+        "vector_share(text,text,text)",
     ]
     assert functions(superuser, "function.proleakproof") == []
 
@@ -557,7 +587,29 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ),
         [True, False],
     ),
-    "keyword_candidates(text,text,uuid[],integer)": (
+    "class_sizes(bigint)": ("rag_operator", ("select sum(chunks) from rag.class_sizes(1)",), 13),
+    "measure_class(text,bigint,integer)": ("rag_operator", ("select chunks from rag.measure_class('t1', 3, 1)",), 1),
+    "set_class_ready(text,bigint,boolean)": (
+        "rag_operator",
+        ("select rag.measure_class('t1', 3, 1)", "select rag.set_class_ready('t1', 3, false)"),
+        False,
+    ),
+    "demote_class(text,bigint)": (
+        "rag_operator",
+        ("select rag.measure_class('t1', 3, 1)", "select rag.demote_class('t1', 3)"),
+        True,
+    ),
+    "indexed_among(bigint[])": (
+        "rag_app",
+        ("select rag.indexed_among(array[1, 2, 3, 6]::bigint[])",),
+        [],
+    ),
+    "indexed_contents(bigint[])": (
+        "rag_app",
+        ("select array(select access_id from rag.indexed_contents(array[1, 2, 3, 6]::bigint[]))",),
+        [],
+    ),
+    "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[])": (
         "rag_app",
         ("select array(select access_id from rag.keyword_candidates('palisade', null, null, 50) order by 1)",),
         [1, 3, 6],
@@ -631,6 +683,11 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         [query_id(101), query_id(201)],
     ),
     "my_query_chunks()": ("rag_app", ("select array(select query_id from rag.my_query_chunks())",), [query_id(101)]),
+    EXPLAIN: (
+        "rag_app",
+        (f"select array(select passed from rag.explain('palisade', '{document_id(3)}'))",),
+        [True, False, True, True, True, True, True, True, True, True, True],
+    ),
     SEARCH: (
         "rag_app",
         ("select array(select document_id from rag.search('palisade', top_k => 20) order by 1)",),
@@ -916,7 +973,7 @@ def test_foreign_keys_cascade_or_restrict(superuser: psycopg.Connection) -> None
         "select conname, confdeltype, confupdtype from pg_constraint"
         " where contype = 'f' and connamespace = 'rag'::regnamespace"
     ).fetchall()
-    assert len(found) == 4
+    assert len(found) == 7
     assert [name for name, delete, update in found if delete not in ("c", "r", "a") or update not in ("r", "a")] == []
 
 
@@ -957,6 +1014,7 @@ HARMLESS = {
     *("retrieval_ms", "generation_ms", "latency_ms", "score", "cosine"),
     *("scope", "mode", "action", "actions", "scopes", "kind", "user_scope", "act_as", "may_write", "verified", "cited"),
     *("language", "source_type", "embedding_model", "model_used"),
+    *("ready", "chunks", "lexemes", "measured_at", "vector_bytes_per_chunk", "words_bytes_per_chunk"),
     *("user_id", "owner_user_id", "member_user_id"),
 }
 

@@ -953,24 +953,33 @@ def test_the_service_and_operators_cannot_become_another_role(world: Deployment,
                 assert refused_with(connection, f"set role {other}") in ("42501", "22023"), other
 
 
+# What search_vector and question_lexemes are made of.
+VECTORS = ("text_vector", "prepared_vector", "unspaced_vector", "unspaced_letters", "unspaced_unit")
 READING = {
     *("my_principal", "my_tenant_id", "my_user_id", "my_access_ids", "my_classes", "whoami", "my_documents"),
     *("my_listed_documents", "my_chunks", "my_document", "search_mode", "my_queries", "my_query_chunks"),
-    *("text_search_config", "search"),
+    *("text_search_config", "search", "explain"),
 }
 SERVING = READING | {
     *("begin_as", "my_writable_access_ids", "access_class", "class_reads", "load_service_keys"),
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "bury_source", "my_members"),
-    *("share_project", "unshare_project", "lexeme_total", "tenant_lock"),
+    *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
 OPERATING = {
     *("add_signing_key", "list_signing_keys", "retire_signing_key"),
     *("forget", "count_traces", "expire_logs", "explain_access"),
+    *("class_indexes", "class_sizes", "measure_class", "set_class_ready", "demote_class"),
 }
-FOR_SEARCH = {"signature_holds", "my_tenant_id", "tenant_lock", "text_search_config", "lexeme_query"}
+FOR_SEARCH = {
+    *("signature_holds", "my_tenant_id", "tenant_lock", "class_indexes"),
+    *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
+    "candidate_query",
+}
 FOR_PRINCIPAL = {
     *("my_principal", "my_tenant_id", "my_user_id", "i_am_analyst", "my_access_ids", "my_writable_access_ids"),
     *("narrowed_access_ids", "my_classes", "tenant_lock", "source_digest", "erasure_digest", "keyword_candidates"),
+    *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
+    *("indexed_contents", "indexed_among", "nearest_indexed", "vector_share", "fuse_candidates"),
 }
 
 

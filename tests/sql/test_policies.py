@@ -311,6 +311,7 @@ def test_moving_ones_own_row_is_refused(service: psycopg.Connection, table: str,
 UNREAD = (
     *("rag_access_classes", "rag_project_members", "rag_tombstones", "rag_query_logs", "rag_query_log_chunks"),
     *("rag_signing_keys", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_erasures"),
+    *("rag_class_indexes", "rag_class_languages", "rag_class_lexemes"),
 )
 
 
@@ -868,6 +869,9 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_signing_keys": ("SELECT",),
         "rag_analysts": ("SELECT",),
         "rag_service_keys": ("SELECT",),
+        "rag_class_indexes": ALL,
+        "rag_class_languages": ("SELECT", "INSERT", "DELETE"),
+        "rag_class_lexemes": ("SELECT", "INSERT", "DELETE"),
     },
     "rag_operator": {
         "rag_project_members": ALL,

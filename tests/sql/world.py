@@ -196,6 +196,12 @@ def build(connection: psycopg.Connection) -> None:
             """,
             (tenant, key_id),
         )
+    for statement in (
+        "insert into rag.rag_class_indexes (tenant_id, access_id, chunks) select tenant_id, access_id, 1",
+        "insert into rag.rag_class_languages select tenant_id, access_id, 'en', 1, 3",
+        "insert into rag.rag_class_lexemes select tenant_id, access_id, 'en', 'record', 1",
+    ):
+        connection.execute(f"{statement} from rag.rag_access_classes")
     for tenant in ("t1", "t2"):
         connection.execute(
             """

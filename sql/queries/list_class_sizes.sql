@@ -1,0 +1,33 @@
+-- Large classes, and those that have statistics, largest first; with the SQL that builds a class's own indexes, whose
+-- names hold its number and no name of anybody; as rag_operator.
+-- at_least: chunks
+select
+    class.tenant_id,
+    class.access_id,
+    class.chunks,
+    class.is_ready,
+    class.measured_chunks,
+    class.measured_at,
+    class.vector_bytes_per_chunk,
+    class.words_bytes_per_chunk,
+    class.statistics_rows,
+    class.statistics_bytes,
+    -- With pgvector's own defaults, said, so that a new version of it changes nothing.
+    format(
+        'create index concurrently %%I on %%I.%%I using hnsw (embedding rag.halfvec_cosine_ops)'
+        || ' with (m = 16, ef_construction = 64) where access_id = cast(%%L as bigint)',
+        'rag_chunks_vector_' || class.access_id, 'rag', 'rag_chunks', class.access_id
+    ) as vector_build,
+    -- Without a list of pending entries, which every search would read through.
+    format(
+        'create index concurrently %%I on %%I.%%I using gin (tsv) with (fastupdate = off)'
+        || ' where access_id = cast(%%L as bigint)',
+        'rag_chunks_words_' || class.access_id, 'rag', 'rag_chunks', class.access_id
+    ) as words_build,
+    -- Which models and languages there are, at a few probes; equal entries are stored once.
+    format(
+        'create index concurrently %%I on %%I.%%I (embedding_model, language) where access_id = cast(%%L as bigint)',
+        'rag_chunks_contents_' || class.access_id, 'rag', 'rag_chunks', class.access_id
+    ) as contents_build
+from rag.class_sizes(at_least => %(at_least)s) as class
+order by class.chunks desc, class.access_id
