@@ -40,13 +40,14 @@ from rag.exchange import (
     RAGRequest,
     RAGResponse,
     RouteTarget,
+    Stage,
     check_filters,
     check_question,
 )
 from rag.generate import Draft, Generator, open_generator
 from rag.principal import Principal, check_tags
 from rag.prompt import Prompt
-from rag.retrieve import retrieve
+from rag.retrieve import explain, retrieve
 from rag.scope import resolve_scope_ids
 from rag.settings import Settings
 from rag.tokens import TokenCounter, open_counter
@@ -147,32 +148,17 @@ class RAGService:
         document_ids = None
         if request.document_ids is not None:
             document_ids = (await resolve_scope_ids(self.database, [principal], request.document_ids)).document_ids
-        degraded = []
-        vector = None
-        if request.mode != "keyword":
-            try:
-                (vector,) = await self.embedder.embed([request.query], purpose="query")
-            except EmbeddingError:
-                # Without a vector there is nothing that the vectors alone could find.
-                if request.mode == "vector":
-                    raise
-                degraded.append(NO_EMBEDDING)
-        settings = self.settings
-        threshold = request.min_similarity
-        if threshold is None:
-            threshold = settings.rag_min_similarity_score
-        if threshold is None:
-            threshold = self.embedder.min_similarity
+        vector, degraded = await self._embedded(request)
         passages, mode = await retrieve(
             request.query,
             vector,
             principal=principal,
             database=self.database,
-            settings=settings,
+            settings=self.settings,
             embedding_model=self.embedder.model_id,
-            min_similarity=threshold,
-            top_k=request.max_context_chunks or settings.rag_total_context_chunks,
-            budget_tokens=request.max_context_tokens or settings.rag_max_context_tokens,
+            min_similarity=self._min_similarity(request),
+            top_k=request.max_context_chunks or self.settings.rag_total_context_chunks,
+            budget_tokens=request.max_context_tokens or self.settings.rag_max_context_tokens,
             scope=request.scope,
             document_ids=document_ids,
             include_dropped=include_dropped,
@@ -200,6 +186,51 @@ class RAGService:
         except LLMError:
             model = None
         return {"healthy": model is not None, "model": model, "latency_ms": _ms_since(started)}
+
+    async def explain(
+        self, request: RAGRequest, document_id: UUID, chunk_index: int | None = None, *, principal: Principal
+    ) -> list[Stage]:
+        """Why a chunk, or the best one of a document, is among what `search` returns or not; filters do not count.
+
+        Empty for a document that the principal may not read, as for one that does not exist. Raises as `search`.
+        """
+        check_request(request, principal)
+        vector, _ = await self._embedded(request)
+        return await explain(
+            request.query,
+            vector,
+            document_id=document_id,
+            chunk_index=chunk_index,
+            principal=principal,
+            database=self.database,
+            settings=self.settings,
+            embedding_model=self.embedder.model_id,
+            min_similarity=self._min_similarity(request),
+            top_k=request.max_context_chunks or self.settings.rag_total_context_chunks,
+            budget_tokens=request.max_context_tokens or self.settings.rag_max_context_tokens,
+            scope=request.scope,
+            mode=request.mode,
+            fusion=request.fusion,
+        )
+
+    async def _embedded(self, request: RAGRequest) -> tuple[Sequence[float] | None, list[str]]:
+        """The question's vector, and what has to be said when there is none."""
+        if request.mode == "keyword":
+            return None, []
+        try:
+            (vector,) = await self.embedder.embed([request.query], purpose="query")
+        except EmbeddingError:
+            # Without a vector there is nothing that the vectors alone could find.
+            if request.mode == "vector":
+                raise
+            return None, [NO_EMBEDDING]
+        return vector, []
+
+    def _min_similarity(self, request: RAGRequest) -> float:
+        if request.min_similarity is not None:
+            return request.min_similarity
+        configured = self.settings.rag_min_similarity_score
+        return self.embedder.min_similarity if configured is None else configured
 
     async def _write(self, request: RAGRequest, passages: Sequence[Passage], model: str) -> Written:
         """Fit, lay out and generate. A server that counts more tokens than we did gets a shorter prompt, once."""

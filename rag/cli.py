@@ -396,9 +396,12 @@ def query(
     fusion: Annotated[str, typer.Option(help="rank or score.")] = "rank",
     as_json: JsonOption = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show every candidate and why it was kept.")] = False,
+    source: Annotated[
+        str | None, typer.Option(help="With --explain: each stage of this document (its id) or passage (id:index).")
+    ] = None,
 ) -> None:
     """Ask a question as somebody."""
-    _run(_query(question, user, project, tags, tenant, scope, top_k, model, mode, fusion, as_json, explain))
+    _run(_query(question, user, project, tags, tenant, scope, top_k, model, mode, fusion, as_json, explain, source))
 
 
 async def _query(
@@ -414,6 +417,7 @@ async def _query(
     fusion: str,
     as_json: bool,
     explain: bool,
+    source: str | None,
 ) -> int:
     from rag import deployment
     from rag.answer import RAGService, check_request
@@ -422,6 +426,9 @@ async def _query(
 
     if explain and as_json:
         raise InvalidInput("--explain is a table; --json has the same figures under `passages`", field="--explain")
+    if source is not None and not explain:
+        raise InvalidInput("--source goes with --explain", field="--source")
+    document_id, chunk_index = (None, None) if source is None else _source(source)
     settings = _settings()
     request = RAGRequest(
         query=question,
@@ -446,6 +453,10 @@ async def _query(
     async with place.open(settings) as database:
         await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
         async with RAGService(settings, database) as service:
+            if document_id is not None:
+                stages = await service.explain(request, document_id, chunk_index, principal=principal)
+                screen.print_stages(stages)
+                return 0 if stages else 1
             if explain:
                 found = await service.search(request, principal=principal, include_dropped=True)
                 screen.print_passages(found.passages, found.dropped)
@@ -458,6 +469,16 @@ async def _query(
     else:
         screen.print_answer(response)
     return 0
+
+
+def _source(named: str) -> tuple[UUID, int | None]:
+    document, colon, index = named.partition(":")
+    try:
+        if colon and not (index.isascii() and index.isdecimal() and len(index) < 10):
+            raise ValueError(index)
+        return UUID(document), int(index) if colon else None
+    except ValueError as error:
+        raise InvalidInput("--source must be a document's id, or a passage's: id:index", field="--source") from error
 
 
 @db.command("start")

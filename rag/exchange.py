@@ -129,6 +129,17 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stage of the search that a chunk passed, or at which it fell out."""
+
+    stage: str
+    passed: bool
+    value: float | None
+    """In the unit that `detail` names."""
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Citation:
     """A source that the answer names, re-read under the asker's rights after the answer was written."""
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from rag.database import Database
-from rag.exchange import Filters, Fusion, Mode, Narrowing, Passage
+from rag.exchange import Filters, Fusion, Mode, Narrowing, Passage, Stage
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import halfvec
@@ -80,6 +80,50 @@ async def retrieve(
         )
         assert empty is not None
         return [], empty["mode"]
+
+
+async def explain(
+    question: str,
+    vector: Sequence[float] | None,
+    *,
+    document_id: UUID,
+    chunk_index: int | None,
+    principal: Principal,
+    database: Database,
+    settings: Settings,
+    embedding_model: str,
+    min_similarity: float,
+    top_k: int,
+    budget_tokens: int | None,
+    scope: Narrowing | None = None,
+    mode: Mode = "hybrid",
+    fusion: Fusion = "rank",
+) -> list[Stage]:
+    """Why a chunk, or the best one of a document, is among the passages of `retrieve` or not, stage by stage.
+
+    Empty for a document that the principal may not read, as for one that does not exist.
+    """
+    async with database.transaction(principal, read_only=True) as session:
+        rows = await session.rows(
+            "explain",
+            {
+                "question": question,
+                "document_id": document_id,
+                "chunk_index": chunk_index,
+                "embedding": None if vector is None else halfvec(vector),
+                "embedding_model": None if vector is None else embedding_model,
+                "top_k": top_k,
+                "scope": scope,
+                "min_similarity": min_similarity,
+                "max_per_document": settings.rag_max_chunks_per_doc,
+                "budget_tokens": budget_tokens,
+                "duplicate_threshold": settings.rag_chunk_overlap_threshold,
+                "duplicate_candidates": settings.rag_dedup_candidates_cap,
+                "arms": mode,
+                "fusion": fusion,
+            },
+        )
+    return [Stage(**row) for row in rows]
 
 
 def _listed(values: Sequence[str] | None) -> list[str] | None:

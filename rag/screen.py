@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rag.exchange import Passage, RAGResponse
+from rag.exchange import Passage, RAGResponse, Stage
 
 out = Console(highlight=False, soft_wrap=True)
 # Beyond the first few, candidates that fell out tell nothing about the order.
@@ -133,6 +133,17 @@ def print_passages(found: Sequence[Passage], dropped: Sequence[Passage]) -> None
         )
     if len(dropped) > SHOWN_DROPPED:
         out.print(f"[dim]and {len(dropped) - SHOWN_DROPPED} further candidates[/dim]")
+
+
+def print_stages(stages: Sequence[Stage]) -> None:
+    """What became of one passage, stage by stage."""
+    if not stages:
+        err.print("[red]error:[/red] there is no such document")
+        return
+    for stage in stages:
+        passed = "[green]yes[/green]" if stage.passed else "[red]no [/red]"
+        value = "" if stage.value is None else f"{stage.value:.4g}"
+        out.print(f"{stage.stage:<23} {passed}  {value:>9}  {shown(stage.detail or '')}")
 
 
 def _place(document: str, section: str | None, page: int | None) -> str:

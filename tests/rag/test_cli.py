@@ -544,6 +544,30 @@ def test_an_explanation_lists_the_candidates_with_their_reasons(rag: Rag, asked:
     assert outsider.out.splitlines() == [header]
 
 
+def test_an_explanation_of_one_source_has_every_stage(rag: Rag, asked: Deployment):
+    (source,) = [each["source_id"] for each in json.loads(rag(*QUESTION, "--user", "7", "--json").out)["citations"]][:1]
+    for named in (source, source.partition(":")[0]):
+        ran = rag(*QUESTION, "--user", "7", "--explain", "--source", named)
+        assert (ran.code, ran.err) == (0, "")
+        first, *_, last = ran.out.splitlines()
+        assert first.split() == ["visible", "yes", source]
+        assert last.split()[:3] == ["returned", "yes", "1"]
+        outsider = rag(*QUESTION, "--user", "8", "--explain", "--source", named)
+        nowhere = rag(*QUESTION, "--user", "8", "--explain", "--source", "00000000-0000-4000-8000-00000000beef")
+        assert (outsider.code, outsider.out, outsider.err) == (nowhere.code, nowhere.out, nowhere.err)
+        assert (outsider.code, outsider.out) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "named", ["", "abc", "00000000-0000-4000-8000-00000000beef:", f"{UUID(int=0)}:-1", f"{UUID(int=0)}:1:2"]
+)
+def test_a_source_that_is_none_is_refused(rag: Rag, asked: Deployment, named: str):
+    ran = rag(*QUESTION, "--user", "7", "--explain", "--source", named)
+    assert (ran.code, ran.out) == (1, "")
+    assert "--source must be a document's id" in ran.err
+    assert "goes with --explain" in rag(*QUESTION, "--user", "7", "--source", named).err
+
+
 def test_a_question_can_be_narrowed(rag: Rag, asked: Deployment):
     assert "Tuesday" in rag(*QUESTION, "--user", "7", "--scope", "user").out
     assert "Tuesday" not in rag(*QUESTION, "--user", "7", "--scope", "public").out
