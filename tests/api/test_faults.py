@@ -41,7 +41,7 @@ def remote(settings: Settings, fake: FakeOpenAI) -> Settings:
             "rag_embedding_provider": "openai",
             "openai_base_url": fake.base_url,
             "openai_api_key": SecretStr(fake.api_key),
-            "rag_embedding_timeout_seconds": 0.5,
+            "rag_embedding_timeout_seconds": 1.5,
         }
     )
 
