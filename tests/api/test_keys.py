@@ -252,8 +252,8 @@ async def test_keys_that_cannot_be_checked_are_honoured_for_a_while_and_no_longe
             # Nor is anything said about a key that there is not.
             assert attempt(ring, stranger) == "unknown"
             assert time.monotonic() - began > 0.5
-        await until(lambda: attempt(ring, key) == "honoured")
-        assert attempt(ring, stranger) == "refused"
+        # Together: what was asked before the connection was made again may be a second old when it is known.
+        await until(lambda: (attempt(ring, key), attempt(ring, stranger)) == ("honoured", "refused"))
 
 
 async def test_keys_are_not_honoured_for_as_long_as_nobody_would_notice() -> None:
