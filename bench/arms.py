@@ -250,11 +250,8 @@ def make_usual_gin(place: Place) -> bool:
 
 
 def maintain(place: Place) -> bool:
-    """Have large classes get their indexes; false when this version of the product makes none."""
+    """Have large classes get their indexes."""
     program = Path(sys.executable).with_name("rag")
-    if subprocess.run([program, "maintain", "--help"], capture_output=True).returncode != 0:
-        say("this version has no `rag maintain`: classes have no indexes of their own")
-        return False
     urls = {
         "RAG_DATABASE_URL": place.server.url("rag_app", place.database),
         "RAG_OPERATOR_DATABASE_URL": place.server.url("rag_operator", place.database),
@@ -340,7 +337,8 @@ from rag.search(
     question => %(question)s,
     embedding => cast(%(embedding)s as halfvec),
     embedding_model => %(model)s,
-    top_k => 10{mode}
+    top_k => 10,
+    arms => '{arms}'
 )
 """
 
@@ -440,43 +438,14 @@ def _switch_row_security_off(connection: psycopg.Connection) -> None:
     connection.execute("set local session authorization rag_app")
 
 
-class VectorAlone(Arm):
-    """For a version of the search that has no `mode`: no words to find."""
-
-    def parameters(self, question: Question) -> dict[str, Any]:
-        return super().parameters(question) | {"question": ""}
-
-
-class KeywordAlone(Arm):
-    """For a version of the search that has no `mode`: no vector to compare."""
-
-    def parameters(self, question: Question) -> dict[str, Any]:
-        return super().parameters(question) | {"embedding": None, "model": None}
-
-
 def arms_of(place: Place, *, limit_s: float) -> dict[str, Arm]:
-    # The parameter that picks an arm: a result column has the name `mode`.
-    choice = place.value(
-        "select argument.name from pg_proc, unnest(proargnames, proargmodes) as argument (name, mode)"
-        " where proname = 'search' and pronamespace = 'rag'::regnamespace"
-        " and argument.name in ('arms', 'mode') and argument.mode = 'i'"
-    )
-    ours = OURS.format(mode="")
     arms = [
-        Arm("ours", place, ours, limit_s=limit_s),
-        Arm("bare", place, ours, secured=False, limit_s=limit_s),
+        Arm("ours", place, OURS.format(arms="hybrid"), limit_s=limit_s),
+        Arm("bare", place, OURS.format(arms="hybrid"), secured=False, limit_s=limit_s),
         Arm("usual", place, USUAL, limit_s=limit_s),
+        Arm("keyword", place, OURS.format(arms="keyword"), limit_s=limit_s),
+        Arm("vector", place, OURS.format(arms="vector"), limit_s=limit_s),
     ]
-    if choice is not None:
-        arms += [
-            Arm(mode, place, OURS.format(mode=f", {choice} => '{mode}'"), limit_s=limit_s)
-            for mode in ("keyword", "vector")
-        ]
-    else:
-        arms += [
-            KeywordAlone("keyword", place, ours, limit_s=limit_s),
-            VectorAlone("vector", place, ours, limit_s=limit_s),
-        ]
     return {arm.name: arm for arm in arms}
 
 
@@ -492,30 +461,19 @@ def keys(found: Result) -> list[tuple[str, int]]:
 class Fusion:
     """How rag.search() fuses. Read from its text, so that the truth follows where a constant is changed."""
 
-    rrf_k: float = 10
-    keyword_weight: float = 1.5
-    vector_weight: float = 1.0
+    rrf_k: float
+    keyword_weight: float
+    vector_weight: float
     arm_depth: int = 50
     max_per_document: int = 3
 
     @classmethod
     def of(cls, place: Place) -> Fusion:
-        text = place.value("select string_agg(prosrc, chr(10)) from pg_proc where pronamespace = 'rag'::regnamespace")
-        found = {
-            name: float(value)
-            for name, value in re.findall(r"(\w+) constant double precision := ([0-9.]+);", text)
-            if name in ("rrf_k", "keyword_weight", "vector_weight")
-        }
-        if place.value("select to_regprocedure('rag.vector_share(text, text, text)')") is not None:
-            share = place.value("select rag.vector_share(%s, %s, 'rank')", generated.MODEL, generated.LANGUAGE)
-            found |= {"keyword_weight": 1 - share, "vector_weight": share}
-        if len(found) < 3:
-            say(f"rag.search() says only {found} of how it fuses; for the rest the truth takes {cls()}")
-        return cls(
-            rrf_k=found.get("rrf_k", cls().rrf_k),
-            keyword_weight=found.get("keyword_weight", cls().keyword_weight),
-            vector_weight=found.get("vector_weight", cls().vector_weight),
-        )
+        text = place.value("select prosrc from pg_proc where oid = 'rag.fuse_candidates'::regproc")
+        share = place.value("select rag.vector_share(%s, %s, 'rank')", generated.MODEL, generated.LANGUAGE)
+        found = re.search(r"rrf_k constant double precision := ([0-9.]+);", text)
+        assert found is not None
+        return cls(rrf_k=float(found[1]), keyword_weight=1 - share, vector_weight=share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ import psycopg
 
 from rag import deployment, embedded, evaluate, ingest
 from rag.embed import Embedder, Purpose, open_embedder
+from rag.exchange import Fusion, Mode
 from rag.settings import Settings
 
 RESULT = Path(__file__).parent / "results" / "ranking.md"
@@ -53,7 +54,7 @@ STEMMERS = {
     **{"sv": "swedish", "tr": "turkish"},
 }
 
-OURS: dict[str, tuple[evaluate.Mode, evaluate.Fusion]] = {
+OURS: dict[str, tuple[Mode, Fusion]] = {
     "**Palisade**, default (reciprocal rank)": ("hybrid", "rank"),
     "**Palisade**, score fusion": ("hybrid", "score"),
     "Palisade, keywords alone": ("keyword", "rank"),

@@ -240,7 +240,9 @@ def grow(places: list[Place], reader: Reader, options: argparse.Namespace) -> Gr
     smallest = places[0].corpus
     questions = smallest.questions(reader, smallest.rows(reader.scopes), count=options.questions)
     near = [question for question in questions if question.kind == "near"]
-    arms = [Arm(str(place.corpus.chunks), place, OURS.format(mode=""), limit_s=options.limit_s) for place in places]
+    arms = [
+        Arm(str(place.corpus.chunks), place, OURS.format(arms="hybrid"), limit_s=options.limit_s) for place in places
+    ]
     try:
         answers: dict[tuple[str, int], Result] = {}
         for number in range(options.rounds + 1):

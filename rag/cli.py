@@ -26,6 +26,7 @@ from rag.errors import (
     InvalidInput,
     RAGServiceError,
     SourceRetracted,
+    first_of,
 )
 from rag.settings import Settings
 
@@ -261,19 +262,11 @@ async def _ingest(
                     for path in files:
                         group.create_task(one(path, counter))
     except* RAGServiceError as group_error:
-        raise _first(group_error) from group_error
+        raise first_of(group_error) from group_error
     finally:
         await embedder.close()
     _report(done, failures, skipped, principal.tenant_id, as_json=as_json)
     return 1 if failures else 0
-
-
-def _first(group: BaseExceptionGroup[RAGServiceError]) -> RAGServiceError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RAGServiceError)
-    return error
 
 
 def _gather(paths: list[Path]) -> tuple[list[Failure], list[Path], int]:
@@ -989,15 +982,15 @@ def evaluate(
 async def _evaluate(folders: list[Path], mode: str, fusion: str, corpus: Path | None, as_json: bool) -> int:
     import dataclasses
     import json
-    from typing import cast, get_args
 
     from rag import deployment, evaluate
     from rag.embed import open_embedder
+    from rag.exchange import FUSIONS, MODES
 
-    if mode not in get_args(evaluate.Mode):
-        raise InvalidInput(f"--mode must be one of {', '.join(get_args(evaluate.Mode))}", field="--mode")
-    if fusion not in get_args(evaluate.Fusion):
-        raise InvalidInput(f"--fusion must be one of {', '.join(get_args(evaluate.Fusion))}", field="--fusion")
+    if mode not in MODES:
+        raise InvalidInput(f"--mode must be one of {', '.join(MODES)}", field="--mode")
+    if fusion not in FUSIONS:
+        raise InvalidInput(f"--fusion must be one of {', '.join(FUSIONS)}", field="--fusion")
     settings = _settings()
     collections = [evaluate.load(folder, corpus=corpus) for folder in folders]
     place = deployment.locate(settings)
@@ -1009,8 +1002,8 @@ async def _evaluate(folders: list[Path], mode: str, fusion: str, corpus: Path | 
                 collections,
                 engine=evaluate.Engine(database=database, embedder=embedder, settings=settings),
                 place=place,
-                mode=cast("evaluate.Mode", mode),
-                fusion=cast("evaluate.Fusion", fusion),
+                mode=mode,
+                fusion=fusion,
             )
     finally:
         await embedder.close()

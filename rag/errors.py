@@ -180,3 +180,12 @@ class ContextError(RAGServiceError):
 
 class TokenBudgetExceededError(RAGServiceError):
     """The system prompt and the reserve for the answer exceed the model's context window."""
+
+
+def first_of(group: BaseExceptionGroup[RAGServiceError]) -> RAGServiceError:
+    """The first error of tasks that failed together."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RAGServiceError)
+    return error

@@ -14,15 +14,15 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID, uuid4
 
 from rag import confidence, erase, screen
 from rag.database import Database
 from rag.deployment import Deployment
 from rag.embed import Embedder
-from rag.errors import EmbeddingInvalid, InvalidInput, RAGServiceError
-from rag.exchange import Passage, check_question
+from rag.errors import EmbeddingInvalid, InvalidInput, RAGServiceError, first_of
+from rag.exchange import Fusion, Mode, Passage, check_question
 from rag.ingest import Source, ingest
 from rag.operate import OPERATOR, Desk
 from rag.parse import SUFFIXES
@@ -30,9 +30,6 @@ from rag.principal import Principal
 from rag.retrieve import retrieve
 from rag.settings import Settings
 from rag.store import destination_of, look_up
-
-Mode = Literal["hybrid", "vector", "keyword"]
-Fusion = Literal["rank", "score"]
 
 TOP_K = 10
 KEPT_SHARE = 0.95
@@ -373,10 +370,7 @@ async def stored(collection: Collection, *, engine: Engine, place: Deployment) -
                     for document in collection.documents:
                         group.create_task(one(document, counter))
             except* RAGServiceError as errors:
-                error: BaseException = errors
-                while isinstance(error, BaseExceptionGroup):
-                    error = error.exceptions[0]
-                raise error from errors
+                raise first_of(errors) from errors
         yield Corpus(principal=principal, stored=kept, chunks=chunks, left_out=tuple(left_out))
     finally:
         await _remove(principal, list(kept), engine, place)

@@ -18,11 +18,11 @@ from typing import Any, Literal, get_args
 
 import psycopg
 from psycopg import Connection
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow
 
 from rag.database import translated_errors
-from rag.errors import DatabaseUnavailable, InvalidInput, RAGServiceError
-from rag.operate import Desk, Session
+from rag.errors import InvalidInput, RAGServiceError
+from rag.operate import Desk, Session, connected
 from rag.settings import Settings
 
 # Chunks. Up to here all of a class is compared with the question in 2 to 4 ms.
@@ -49,6 +49,9 @@ LEAST_MEMORY, MOST_MEMORY = 64, 1024
 BLOATED = 1.5
 # Between two looks at a build.
 WATCH_S = 0.5
+
+# From where indexes are built.
+OWNER_URL = "RAG_MIGRATION_DATABASE_URL"
 
 Kind = Literal["vector", "words", "contents"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -376,17 +379,15 @@ def alone(
             yield turn(None) if _locked(session) else None
         return
     # By the session that builds: when this process is killed, its build goes on, and so does its turn.
-    with _connected(owner_url) as owner:
-        with translated_errors():
-            locked = _locked(Session(owner))
-        if not locked:
+    with connected(owner_url, OWNER_URL, autocommit=True) as owner:
+        if not _locked(Session(owner)):
             yield None
             return
         with desk.session() as session:
             if _locked(session):
                 raise InvalidInput(
                     "RAG_OPERATOR_DATABASE_URL and RAG_MIGRATION_DATABASE_URL name two databases",
-                    field="RAG_MIGRATION_DATABASE_URL",
+                    field=OWNER_URL,
                 )
         yield turn(owner)
 
@@ -398,23 +399,6 @@ def _locked(session: Session) -> bool:
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[Connection[DictRow]]:
-    try:
-        opened: Connection[DictRow] = psycopg.connect(url, row_factory=dict_row, autocommit=True, connect_timeout=10)
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(
-            "the database of RAG_MIGRATION_DATABASE_URL does not answer, or refuses the login"
-        ) from error
-    except psycopg.ProgrammingError as error:
-        # Without what was given: it has a password in it.
-        raise InvalidInput(
-            "RAG_MIGRATION_DATABASE_URL is no connection URL", field="RAG_MIGRATION_DATABASE_URL"
-        ) from error
-    with opened as connection:
-        yield connection
-
-
-@contextmanager
 def _errors_of_the_owner() -> Iterator[None]:
     with translated_errors():
         try:
@@ -422,7 +406,7 @@ def _errors_of_the_owner() -> Iterator[None]:
         except psycopg.errors.InsufficientPrivilege as error:
             raise InvalidInput(
                 "the login of RAG_MIGRATION_DATABASE_URL may not become rag_owner, to whom the tables belong",
-                field="RAG_MIGRATION_DATABASE_URL",
+                field=OWNER_URL,
             ) from error
 
 
@@ -433,7 +417,7 @@ def _watched(url: str, process: int, note: Callable[[str, float | None], None]) 
 
     def watch() -> None:
         try:
-            with _connected(url) as connection:
+            with connected(url, OWNER_URL, autocommit=True) as connection:
                 while not over.wait(WATCH_S):
                     row = Session(connection).row("building_progress", {"process": process})
                     # Of another login's session everything but its number is null.

@@ -67,7 +67,7 @@ class Desk:
     @contextmanager
     def session(self) -> Iterator[Session]:
         """One transaction as rag_operator. Raises the DatabaseError family, InvalidInput for another login."""
-        with _connected(self.operator_url, "RAG_OPERATOR_DATABASE_URL") as connection:
+        with connected(self.operator_url, "RAG_OPERATOR_DATABASE_URL") as connection:
             if connection.info.user != OPERATOR:
                 raise InvalidInput(
                     f"RAG_OPERATOR_DATABASE_URL logs in as {connection.info.user}, and must as {OPERATOR}",
@@ -84,7 +84,7 @@ class Desk:
                 "--print shows what an administrator would have to run",
                 field="RAG_ADMIN_DATABASE_URL",
             )
-        with _connected(self.administrator_url, "RAG_ADMIN_DATABASE_URL") as connection:
+        with connected(self.administrator_url, "RAG_ADMIN_DATABASE_URL") as connection:
             yield Session(connection)
 
 
@@ -113,9 +113,15 @@ def locate(settings: Settings) -> Desk:
 
 
 @contextmanager
-def _connected(url: str, setting: str) -> Iterator[Connection[DictRow]]:
+def connected(url: str, setting: str, *, autocommit: bool = False) -> Iterator[Connection[DictRow]]:
+    """A connection to the database that a setting names; unless `autocommit`, one transaction.
+
+    Raises the DatabaseError family, and InvalidInput for what is no URL or has not the rights.
+    """
     try:
-        opened: Connection[DictRow] = psycopg.connect(url, row_factory=dict_row, connect_timeout=10)
+        opened: Connection[DictRow] = psycopg.connect(
+            url, row_factory=dict_row, autocommit=autocommit, connect_timeout=10
+        )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(f"the database of {setting} does not answer, or refuses the login") from error
     except psycopg.ProgrammingError as error:

@@ -1,7 +1,8 @@
 -- Retrieval. `search` is what the service and psql call; it runs as rag_principal, under the caller's policies.
--- Nothing is indexed or counted across access classes. A small class is read whole, through the b-tree; a
--- large one (`ready` in rag_class_indexes) has an HNSW and a GIN of its own, which a statement reaches by
--- naming the class as a literal, a small one of its models and languages, and statistics of its words. `rag maintain` cares for these.
+-- Nothing is indexed or counted across access classes. A small class is read whole, through the b-tree. A large
+-- one (`ready` in rag_class_indexes) has statistics of its words, and indexes of its own: an HNSW, a GIN, and a
+-- small one of models and languages; a statement reaches them by naming the class as a literal. `rag maintain`
+-- cares for these.
 
 create function indexed_contents(access_ids bigint[])
 returns table (access_id bigint, embedding_model text, language text)
@@ -14,10 +15,11 @@ set jit = off
 as $$
 declare
     tenant constant text := my_tenant_id();
+    readable constant bigint[] := my_access_ids();
     class bigint;
 begin
     foreach class in array indexed_among(indexed_contents.access_ids) loop
-        continue when class <> all(my_access_ids());
+        continue when class <> all(readable);
         -- Skips from one value to the next within the class's own index of them. The comparison of tenants is
         -- one that no other index serves: without statistics of tenants the planner takes their rows for few.
         return query execute format(
@@ -128,7 +130,7 @@ begin
         order by given.frequency, given.lexeme
     loop
         if expected + term.frequency <= candidate_query.budget then
-            candidates := case when candidates is null then lexeme_query(term.lexeme) else candidates || lexeme_query(term.lexeme) end;
+            candidates := coalesce(candidates || lexeme_query(term.lexeme), lexeme_query(term.lexeme));
             expected := expected + term.frequency;
         else
             frequent := frequent || term.lexeme;
@@ -146,16 +148,14 @@ begin
         order by cast(counts[a] as numeric) * counts[b], a, b
     loop
         exit when expected + term.likely > candidate_query.budget;
-        candidates := case when candidates is null then term.pair else candidates || term.pair end;
+        candidates := coalesce(candidates || term.pair, term.pair);
         expected := expected + term.likely;
     end loop;
     if candidates is null then
         -- Nothing but frequent words: chunks that have them all.
-        for term in
-            select given.lexeme from unnest(frequent) as given (lexeme)
-        loop
-            candidates := case when candidates is null then lexeme_query(term.lexeme) else candidates && lexeme_query(term.lexeme) end;
-        end loop;
+        select cast(string_agg('(' || lexeme_query(given.lexeme)::text || ')', ' & ') as tsquery)
+        into candidates
+        from unnest(frequent) as given (lexeme);
     end if;
     return candidates;
 end
@@ -174,7 +174,7 @@ create function keyword_candidates(
     depth integer,
     nominee_access_ids bigint[] default '{}',
     nominee_ids uuid[] default '{}',
-    scanned_languages text[] default null
+    known_languages text[] default null
 )
 returns table (
     access_id bigint, chunk_id uuid, keyword_score double precision, keyword_share double precision, nominated boolean
@@ -195,7 +195,7 @@ declare
     scanned constant bigint[] := array(
         select mine.access_id from unnest(visible) as mine (access_id) where mine.access_id <> all(indexed)
     );
-    -- Rows of a large class that are read for their score.
+    -- Rows of a large class that are read for their score: more find more, and each has to be read.
     budget constant bigint := 3000 * greatest(1, keyword_candidates.depth / 50);
     -- The languages of what is visible. Each is a collection of its own: a question has other lexemes there.
     languages text[];
@@ -210,14 +210,19 @@ declare
     masks text;
     scans text;
 begin
-    if keyword_candidates.scanned_languages is not null then
-        languages := keyword_candidates.scanned_languages;
-    else
-        select array_agg(distinct chunk.language)
+    languages := keyword_candidates.known_languages;
+    if languages is null then
+        select array_agg(distinct there.language)
         into languages
-        from rag_chunks as chunk
-        where chunk.tenant_id = tenant
-            and chunk.access_id = any(scanned);
+        from (
+            select chunk.language
+            from rag_chunks as chunk
+            where chunk.tenant_id = tenant
+                and chunk.access_id = any(scanned)
+            union all
+            select contents.language
+            from indexed_contents(indexed) as contents
+        ) as there;
     end if;
     -- Of a large class they are counted beforehand; a language may have come after the counting.
     select
@@ -235,9 +240,6 @@ begin
             from rag_class_languages as counted
             where counted.tenant_id = tenant
                 and counted.access_id = any(indexed)
-            union all
-            select contents.language, 0, 0
-            from indexed_contents(indexed) as contents
         ) as part
         group by part.language
     ) as collection;
@@ -267,7 +269,6 @@ begin
                 and class.language = coalesce(collection.language, '')
                 and class.lexeme = entry.lexeme
         ) as counted on true
-        where entry.place <= 64
     ) as term;
     if lexemes is null then
         return;
@@ -298,7 +299,8 @@ begin
     ) as term;
 
     scans := format(
-        'select chunk.access_id, chunk.id, chunk.document_id, chunk.language, chunk.lexeme_count, coalesce(%s, 0) as mask, true as counted '
+        'select chunk.access_id, chunk.id, chunk.document_id, chunk.language, chunk.lexeme_count, '
+        'coalesce(%s, 0) as mask, true as counted '
         'from rag_chunks as chunk where chunk.tenant_id = $1 and chunk.access_id = any($2) offset 0',
         masks
     );
@@ -308,9 +310,10 @@ begin
         scans := scans || coalesce((
             select string_agg(
                 format(
-                    ') union all (select chunk.access_id, chunk.id, chunk.document_id, chunk.language, chunk.lexeme_count, '
-                    '%s as mask, false as counted '
-                    'from rag_chunks as chunk where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %L::bigint '
+                    ') union all (select chunk.access_id, chunk.id, chunk.document_id, chunk.language, '
+                    'chunk.lexeme_count, %s as mask, false as counted '
+                    'from rag_chunks as chunk '
+                    'where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %L::bigint '
                     'and chunk.language is not distinct from %L and chunk.tsv @@ %L::tsquery '
                     'and ($3 is null or chunk.document_id = any($3)) limit %s',
                     masks,
@@ -375,7 +378,8 @@ begin
                     / greatest(given.chunks + coalesce(sum(pattern.chunks), 0), 1),
                     1
                 ) as mean_length
-            from unnest($9::text[], $10::bigint[], $11::bigint[]) with ordinality as given (language, chunks, lexemes, place)
+            from unnest($9::text[], $10::bigint[], $11::bigint[]) with ordinality
+                as given (language, chunks, lexemes, place)
             left join pattern on pattern.language is not distinct from given.language
             group by given.language, given.place, given.chunks, given.lexemes
         ),
@@ -388,7 +392,7 @@ begin
                 lexeme_query(term.lexeme) as query,
                 collection.mean_length,
                 term.weight * ln(
-                    1 + (greatest(collection.chunks, frequency.chunks) - frequency.chunks + 0.5) / (frequency.chunks + 0.5)
+                    1 + (greatest(collection.chunks - frequency.chunks, 0) + 0.5) / (frequency.chunks + 0.5)
                 )::double precision as weight
             from unnest($4::integer[], $5::integer[], $6::text[], $7::integer[], $8::bigint[])
                 as term (place, bit, lexeme, weight, chunks)
@@ -432,7 +436,8 @@ begin
                 and pattern_weight.mask = matched.mask
             where $3 is null or matched.document_id = any($3)
             order by
-                pattern_weight.weight / (1 + 1.2 * (1 - 0.75 + 0.75 * matched.lexeme_count / pattern_weight.mean_length)) desc,
+                pattern_weight.weight
+                / (1 + 1.2 * (1 - 0.75 + 0.75 * matched.lexeme_count / pattern_weight.mean_length)) desc,
                 matched.id
             limit $12 * 2 + 100
         ),
@@ -492,8 +497,9 @@ begin
                 scored.id,
                 scored.score::double precision as score,
                 (scored.score / scored.ceiling)::double precision as share,
-                scored.likely and row_number() over (order by scored.likely desc, scored.score / scored.ceiling desc, scored.id) <= $12
-                    as nominated,
+                scored.likely and row_number() over (
+                    order by scored.likely desc, scored.score / scored.ceiling desc, scored.id
+                ) <= $12 as nominated,
                 scored.nominee
             from scored
         ) as placed
@@ -574,7 +580,8 @@ $$;
 comment on function nearest_indexed(bigint, halfvec, text, uuid[], integer, integer) is 'The depth nearest chunks of one class that has an HNSW of its own, under the caller''s policies, in no order; breadth is hnsw.ef_search, more is slower and misses less';
 
 -- How far an embedding model is believed against the words, from 0 to 1. Chosen on questions judged offline, with
--- all-MiniLM-L6-v2, exact cosines and k 5; nDCG@10 of `rag eval` with it: SQuAD .892, Cranfield .459, XQuAD de .916.
+-- all-MiniLM-L6-v2, exact cosines and k 5; nDCG@10 of `rag eval` with it: SQuAD .892, Cranfield .459,
+-- XQuAD de .916, ru .929.
 -- In Russian, which the model does not know, its own order gives .276, the words alone .939.
 create function vector_share(embedding_model text, language text, fusion text)
 returns double precision
@@ -587,7 +594,8 @@ begin atomic
             language <> 'en'
             -- Models that know English alone.
             and embedding_model ~* (
-                '(all-minilm|all-mpnet|multi-qa-m|nomic-embed-text(-v1|:|$)|mxbai-embed-large|snowflake-arctic-embed(:|-[a-z]+(:|$)|$)'
+                '(all-minilm|all-mpnet|multi-qa-m|nomic-embed-text(-v1|:|$)|mxbai-embed-large'
+                || '|snowflake-arctic-embed(:|-[a-z]+(:|$)|$)'
                 || '|bge-(small|base|large)-en|gte-(small|base|large)(-en|$)|(^|[/:])e5-(small|base|large)(-v2)?$)'
             )
             then case fusion when 'score' then 0.1 else 0.2 end
@@ -597,7 +605,7 @@ end;
 
 comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows';
 
--- A row of `search`, so that a result can be looked at before it is given out.
+-- What `search` returns; its columns are final.
 create type search_hit as (
     rank integer,
     document_id uuid,
@@ -981,36 +989,7 @@ create function search(
     updated_before timestamptz default null,
     only_metadata jsonb default null
 )
-returns table (
-    rank integer,
-    document_id uuid,
-    chunk_index integer,
-    chunk_id uuid,
-    title text,
-    source_type text,
-    source_uri text,
-    section text,
-    page_number integer,
-    language text,
-    document_scope text,
-    tags text[],
-    verified boolean,
-    metadata jsonb,
-    content_updated_at timestamptz,
-    chunk_text text,
-    score double precision,
-    keyword_rank integer,
-    keyword_score double precision,
-    keyword_share double precision,
-    vector_rank integer,
-    cosine double precision,
-    token_count integer,
-    tokens_total integer,
-    reason text,
-    duplicate_of text,
-    mode text,
-    recall text
-)
+returns setof search_hit
 language plpgsql
 stable
 security definer
@@ -1037,13 +1016,19 @@ declare
     near_access_ids bigint[] := '{}';
     near_ids uuid[] := '{}';
     farthest double precision;
-    scanned_languages text[];
+    -- The languages of what is compared; null when no vectors are, which is where they are seen.
+    languages text[];
+    -- The same of the large classes.
+    large_compared boolean := false;
+    large_passed_over boolean := false;
+    large_languages text[] := '{}';
     word_access_ids bigint[] := '{}';
     word_ids uuid[] := '{}';
     word_scores double precision[] := '{}';
     word_shares double precision[] := '{}';
     words_nominate boolean[] := '{}';
     hits search_hit[];
+    returned bigint;
 begin
     if (search.embedding is null) <> (search.embedding_model is null) then
         raise exception 'embedding and embedding_model come together or not at all'
@@ -1093,6 +1078,31 @@ begin
         );
     end if;
 
+    if with_vectors and indexed <> '{}' then
+        select
+            coalesce(bool_or(there.embedding_model = search.embedding_model), false),
+            coalesce(bool_or(there.embedding_model <> search.embedding_model), false),
+            coalesce(array_agg(distinct there.language), '{}')
+        into large_compared, large_passed_over, large_languages
+        from (
+            select contents.embedding_model, contents.language
+            from indexed_contents(indexed) as contents
+            where wanted_documents is null
+            union all
+            select chunk.embedding_model, chunk.language
+            from unnest(indexed) as class (access_id)
+            cross join lateral (
+                select chunk.embedding_model, chunk.language
+                from rag_chunks as chunk
+                where chunk.tenant_id = tenant
+                    and chunk.access_id = class.access_id
+                    and chunk.document_id = any(wanted_documents)
+                offset 0
+            ) as chunk
+            where wanted_documents is not null
+        ) as there;
+    end if;
+
     loop
         if with_vectors then
             with measured as materialized (
@@ -1133,34 +1143,16 @@ begin
                 (select count(measured.distance) > 0 from measured),
                 (select count(measured.distance) < count(*) from measured),
                 (select coalesce(array_agg(distinct measured.language), '{}') from measured)
-            into near_access_ids, near_ids, farthest, compared, passed_over, scanned_languages
+            into near_access_ids, near_ids, farthest, compared, passed_over, languages
             from (
                 select nearest.access_id, nearest.id, nearest.distance
                 from nearest
                 order by nearest.distance, nearest.id
                 limit depth
             ) as best;
-            select
-                compared or coalesce(bool_or(contents.embedding_model = search.embedding_model), false),
-                passed_over or coalesce(bool_or(contents.embedding_model <> search.embedding_model), false)
-            into compared, passed_over
-            from (
-                select contents.embedding_model
-                from indexed_contents(indexed) as contents
-                where wanted_documents is null
-                union all
-                select chunk.embedding_model
-                from unnest(indexed) as class (access_id)
-                cross join lateral (
-                    select chunk.embedding_model
-                    from rag_chunks as chunk
-                    where chunk.tenant_id = tenant
-                        and chunk.access_id = class.access_id
-                        and chunk.document_id = any(wanted_documents)
-                    offset 0
-                ) as chunk
-                where wanted_documents is not null
-            ) as contents;
+            compared := compared or large_compared;
+            passed_over := passed_over or large_passed_over;
+            languages := languages || large_languages;
         end if;
 
         if search.arms <> 'vector' then
@@ -1172,7 +1164,7 @@ begin
                 array_agg(candidate.nominated)
             into word_access_ids, word_ids, word_scores, word_shares, words_nominate
             from keyword_candidates(
-                search.question, search.scope, wanted_documents, depth, near_access_ids, near_ids, scanned_languages
+                search.question, search.scope, wanted_documents, depth, near_access_ids, near_ids, languages
             ) as candidate;
         end if;
 
@@ -1197,9 +1189,22 @@ begin
 
         -- Duplicates, the cap of a document and the minimum similarity may have taken so many that top_k
         -- chunks are not left, although further ones would pass: then both arms reach deeper.
-        exit when (
-            select count(*) filter (where hit.rank is not null or hit.reason = 'over_budget') from unnest(hits) as hit
-        ) >= search.top_k;
+        select count(*) into returned
+        from unnest(hits) as hit
+        where hit.rank is not null or hit.reason = 'over_budget';
+        exit when returned >= search.top_k;
+        -- Of as few documents as that no more are permitted.
+        exit when returned >= search.max_per_document * (
+            select count(*)
+            from (
+                select
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = any(visible)
+                    and (wanted_documents is null or document.id = any(wanted_documents))
+                limit search.top_k
+            ) as document
+        );
         -- No vector left, and no word either. A large class may have words beyond the budget of candidates.
         exit when coalesce(cardinality(near_ids), 0) < depth
             and (select count(*) filter (where word.nominates) from unnest(words_nominate) as word (nominates)) < depth
@@ -1210,8 +1215,8 @@ begin
     end loop;
 
     return query
-    select hit.*
-    from unnest(hits) as hit;
+    select *
+    from unnest(hits);
 end
 $$;
 
@@ -1254,14 +1259,14 @@ declare
     place bigint;
 begin
     hits := array(
-        select cast(row(found.*) as search_hit)
+        select candidate
         from search(
             question => explain.question, embedding => explain.embedding, embedding_model => explain.embedding_model,
             top_k => explain.top_k, scope => explain.scope, min_similarity => explain.min_similarity,
             max_per_document => explain.max_per_document, budget_tokens => explain.budget_tokens,
             duplicate_threshold => explain.duplicate_threshold, duplicate_candidates => explain.duplicate_candidates,
             include_dropped => true, arms => explain.arms, fusion => explain.fusion
-        ) as found
+        ) as candidate
     );
     -- The chunk that was asked for; of a document the best one: first among the candidates, else the nearest.
     select chunk.*
@@ -1294,7 +1299,8 @@ begin
         'embedded', target.distance is not null, 1 - target.distance,
         case
             when explain.embedding is null then 'the question has no vector'
-            when target.distance is null then format('its vector is of %s, the question''s of %s', target.embedding_model, explain.embedding_model)
+            when target.distance is null
+                then format('its vector is of %s, the question''s of %s', target.embedding_model, explain.embedding_model)
             else 'cosine'
         end
     );
@@ -1324,7 +1330,8 @@ begin
             and chunk.embedding_model = explain.embedding_model
             and chunk.embedding <=> explain.embedding < target.distance;
         return query values (
-            'vector arm', place <= greatest(50, 3 * explain.top_k) and explain.arms <> 'keyword', cast(place as double precision),
+            'vector arm', place <= greatest(50, 3 * explain.top_k) and explain.arms <> 'keyword',
+            cast(place as double precision),
             'rank by cosine among all visible chunks'
         );
     end if;
@@ -1346,7 +1353,10 @@ begin
                 select count(*) + 1 from unnest(hits) as other where other.score > hit.score
             ), cardinality(hits))
         ),
-        ('minimum similarity', hit.reason <> 'below_min_similarity', hit.cosine, 'at least ' || coalesce(explain.min_similarity::text, 'anything'));
+        (
+            'minimum similarity', hit.reason <> 'below_min_similarity', hit.cosine,
+            'at least ' || coalesce(explain.min_similarity::text, 'anything')
+        );
     if hit.reason = 'below_min_similarity' then
         return;
     end if;
@@ -1355,7 +1365,8 @@ begin
         return;
     end if;
     return query values (
-        'chunks of its document', hit.reason <> 'per_document_cap', cast(explain.max_per_document as double precision), 'at most'
+        'chunks of its document', hit.reason <> 'per_document_cap',
+        cast(explain.max_per_document as double precision), 'at most'
     );
     if hit.reason = 'per_document_cap' then
         return;
