@@ -35,9 +35,9 @@ serve: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -rs $(WORKERS) $(ARGS)
 
-# By hand, before a release. ARGS="-k oracle" proves a part and keeps the page as it is.
+# By hand, before a release. ARGS="-k oracle" proves a part, and renews its rows of the page.
 prove: $(STAMP)
-	$(BIN)/pytest -rs $(WORKERS) tests/barrier --scale prove $(if $(ARGS),,--figures docs/proof.md) $(ARGS)
+	$(BIN)/pytest -rs $(WORKERS) --dist worksteal tests/barrier --scale prove --figures docs/proof.md $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

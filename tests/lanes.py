@@ -1,7 +1,8 @@
 """Three lanes of the same tests, and the figures that they print.
 
 `--scale test` (the default) runs every claim at a small count, `ci` at the one that has to hold on every
-commit, `prove` at the full one. `--figures FILE` keeps the printed figures as a Markdown table.
+commit, `prove` at the full one. `--figures FILE` keeps the printed figures in a Markdown table, in
+which a run replaces the rows of its own tests.
 """
 
 from __future__ import annotations
@@ -38,19 +39,28 @@ class Lanes:
             terminalreporter.line(figure)
         target = config.getoption("--figures")
         if target:
-            lines = [
-                f"Lane `{lane}`, {datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}.",
-                "",
-                "| Test | Figure |",
-                "|---|---|",
-                *(f"| `{test.partition('::')[2]}` | {figure} |" for test, figure in sorted(self._figures)),
-            ]
-            Path(target).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            _write(Path(target), lane, self._figures)
+
+
+def _write(page: Path, lane: str, figures: list[tuple[str, str]]) -> None:
+    """Put the figures of this run in the place of older ones of the same tests; what did not run keeps its own."""
+    heading = f"Lane `{lane}`. A figure is of the last run of its test."
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    ran = {f"| `{test}` |" for test, _ in figures}
+    kept = [
+        line
+        for line in text.splitlines()
+        if text.startswith(heading) and line.startswith("| `") and not any(line.startswith(test) for test in ran)
+    ]
+    today = f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}"
+    rows = kept + [f"| `{test}` | {figure} | {today} |" for test, figure in figures]
+    lines = [heading, "", "| Test | Figure | When |", "|---|---|---|", *sorted(rows)]
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--scale", choices=LANES, default="test", help="how many cases the large suites run")
-    parser.addoption("--figures", default=None, help="file for the figures, a Markdown table")
+    parser.addoption("--figures", default=None, help="file for the figures: a Markdown table, updated")
 
 
 @pytest.fixture(scope="session")
