@@ -176,6 +176,9 @@ alter table rag_chunks alter column embedding set storage plain;
 alter table rag_chunks alter column tsv set storage main;
 alter table rag_chunks set (toast_tuple_target = 4080);
 
+-- As for documents: on 50,000 chunks, a search looked its candidates up in 250 ms by reading their classes.
+alter table rag_chunks alter column access_id set (n_distinct = 1);
+
 comment on table rag_chunks is 'The passages that are searched; SourceId of a chunk is document_id:chunk_index';
 comment on column rag_chunks.tenant_id is 'The tenant';
 comment on column rag_chunks.id is 'Random identifier of this version of the chunk';
