@@ -221,18 +221,20 @@ def make_usual_table(place: Place) -> bool:
         )
         connection.execute("alter table usual.chunks alter embedding set storage plain, alter tsv set storage main")
         connection.execute("alter table usual.chunks add primary key (id)")
-        connection.execute("create index on usual.chunks (tenant_id, scope, user_id)")
+        # Under its first column for the one policy, under all of them for the other, which is written as they are.
+        connection.execute("create index on usual.chunks (tenant_id, (scope || ''), (user_id + 0))")
         connection.execute("alter table usual.chunks enable row level security")
-        connection.execute(
-            """
-            create policy visible on usual.chunks for select to rag_app using (
-                tenant_id = current_setting('app.tenant_id')
-                and (scope = 'public' or user_id = cast(current_setting('app.user_id') as bigint))
+        for role, scope, user in (("rag_app", "scope", "user_id"), ("rag_publisher", "(scope || '')", "(user_id + 0)")):
+            connection.execute(
+                f"""
+                create policy {role} on usual.chunks for select to {role} using (
+                    tenant_id = current_setting('app.tenant_id')
+                    and ({scope} = 'public' or {user} = cast(current_setting('app.user_id') as bigint))
+                )
+                """.encode()
             )
-            """
-        )
-        connection.execute("grant usage on schema usual to rag_app")
-        connection.execute("grant select on usual.chunks to rag_app")
+            connection.execute(f"grant usage on schema usual to {role}".encode())
+            connection.execute(f"grant select on usual.chunks to {role}".encode())
         connection.execute("vacuum (analyze, freeze) usual.chunks")
     return True
 
@@ -315,7 +317,7 @@ def check_visible(place: Place) -> None:
                 sys.exit(f"{reader.name}: sees {row} rows, {reader.visible} were made")
 
 
-def begin(connection: psycopg.Connection, place: Place, principal: Principal) -> None:
+def begin(connection: psycopg.Connection, place: Place, principal: Principal, *, role: str = "rag_app") -> None:
     connection.execute(
         query("begin_as").encode(),
         {
@@ -323,7 +325,7 @@ def begin(connection: psycopg.Connection, place: Place, principal: Principal) ->
             "user_id": principal.user_id,
             "project_id": principal.project_id,
             "tags": list(principal.tags),
-            "signature": place.signer.sign(principal, role="rag_app"),
+            "signature": place.signer.sign(principal, role=role),
         },
     )
 
@@ -390,13 +392,23 @@ limit {TOP}
 class Arm:
     """One way to ask, on a connection of its own; `spent` are seconds by question, one for each round."""
 
-    def __init__(self, name: str, place: Place, statement: str, *, secured: bool = True, limit_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        statement: str,
+        *,
+        secured: bool = True,
+        role: str = "rag_app",
+        limit_s: float,
+    ) -> None:
         self.name = name
         self.place = place
         self.statement = statement.encode()
         self.secured = secured
+        self.role = role
         self.limit_s = limit_s
-        self.connection = place.connect("rag_app" if secured else "postgres", limit_s=limit_s)
+        self.connection = place.connect(role if secured else "postgres", limit_s=limit_s)
         self.spent: dict[int, list[float]] = {}
         self.cut_offs = 0
 
@@ -406,7 +418,7 @@ class Arm:
         with contextlib.suppress(psycopg.errors.QueryCanceled), self.connection.transaction(force_rollback=True):
             if not self.secured:
                 _switch_row_security_off(self.connection)
-            begin(self.connection, self.place, principal)
+            begin(self.connection, self.place, principal, role=self.role)
             yield
 
     def ask(self, question: Question) -> tuple[Result, float]:
@@ -443,6 +455,7 @@ def arms_of(place: Place, *, limit_s: float) -> dict[str, Arm]:
         Arm("ours", place, OURS.format(arms="hybrid"), limit_s=limit_s),
         Arm("bare", place, OURS.format(arms="hybrid"), secured=False, limit_s=limit_s),
         Arm("usual", place, USUAL, limit_s=limit_s),
+        Arm("usual, indexed", place, USUAL, role="rag_publisher", limit_s=limit_s),
         Arm("keyword", place, OURS.format(arms="keyword"), limit_s=limit_s),
         Arm("vector", place, OURS.format(arms="vector"), limit_s=limit_s),
     ]
