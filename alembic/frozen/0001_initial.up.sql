@@ -2579,7 +2579,7 @@ begin
 
         -- As if every word occurred once; the occurrences are counted for the best of these.
         likely as (
-            select matched.access_id, matched.id
+            select matched.access_id, matched.id, matched.mask
             from matched
             join pattern_weight
                 on pattern_weight.language is not distinct from matched.language
@@ -2587,15 +2587,15 @@ begin
             where $3 is null or matched.document_id = any($3)
             order by
                 pattern_weight.weight
-                / (1 + 1.2 * (1 - 0.75 + 0.75 * matched.lexeme_count / pattern_weight.mean_length)) desc,
+                / (1 + 1.2 * (1 - 0.75 + 0.75 * (matched.lexeme_count / pattern_weight.mean_length))) desc,
                 matched.id
             limit $12 * 2 + 100
         ),
 
         wanted as (
-            select likely.access_id, likely.id, true as likely, false as nominee from likely
+            select likely.access_id, likely.id, likely.mask, true as likely, false as nominee from likely
             union all
-            select nominee.access_id, nominee.id, false, true
+            select nominee.access_id, nominee.id, null, false, true
             from unnest($13::bigint[], $14::uuid[]) as nominee (access_id, id)
             where nominee.access_id = any($15)
         ),
@@ -2630,10 +2630,10 @@ begin
                     ) as score
                 from weighted
                 cross join lateral (
-                    select 1.2 * (1 - 0.75 + 0.75 * chunk.lexeme_count / weighted.mean_length) as k
+                    select 1.2 * (1 - 0.75 + 0.75 * (chunk.lexeme_count / weighted.mean_length)) as k
                 ) as normalised
                 where weighted.language is not distinct from chunk.language
-                    and chunk.tsv @@ weighted.query
+                    and coalesce(wanted.mask & (1::bigint << weighted.bit) <> 0, chunk.tsv @@ weighted.query)
             ) as bm25
             join ceiling on ceiling.language is not distinct from chunk.language
             where bm25.score > 0
@@ -2939,50 +2939,34 @@ begin
 
     -- Near-duplicates among the first few. Which of two goes is a matter of trust, then of age, then
     -- of rank: a verified or older source is never dropped for an unverified or newer one.
+    -- The words of each are held as a tsvector, whose concatenation is a union; a word may have 2,046 bytes there.
     worded as materialized (
         select
             ordered.place,
             row_number() over (order by ordered.verified desc, ordered.dated, ordered.place) as precedence,
-            array(
-                select word
-                from regexp_split_to_table(lower(ordered.chunk_text), '\s+') as word
-                where word <> ''
-                group by word
-                order by length(word) desc, word
-            ) as words
+            array_to_tsvector(array_remove(
+                case
+                    when octet_length(spaced.content) <= 2046 then string_to_array(spaced.content, ' ')
+                    else array(select left(word, 500) from string_to_table(spaced.content, ' ') as word)
+                end,
+                ''
+            )) as words
         from ordered
+        cross join lateral translate(lower(ordered.chunk_text), E'\t\n\v\f\r\u00A0', '      ') as spaced (content)
         where ordered.place <= fuse_candidates.duplicate_candidates
-    ),
-
-    -- In whatever order words are listed, sets as similar as that have one in common among the first of each, all but
-    -- the threshold's share of them (prefix filtering; Chaudhuri, Ganti and Kaushik 2006). The longest are rare ones.
-    prefixed as materialized (
-        select
-            worded.*,
-            worded.words[
-                1:cardinality(worded.words)
-                - cast(ceil(fuse_candidates.duplicate_threshold * cardinality(worded.words)) as integer) + 1
-            ] as first_words
-        from worded
     ),
 
     -- Sets whose sizes differ too much cannot be that similar, which spares most comparisons.
     twin as materialized (
         select keeper.precedence as keeper, other.precedence as other
-        from prefixed as keeper
-        join prefixed as other
+        from worded as keeper
+        join worded as other
             on other.precedence > keeper.precedence
-            and keeper.first_words && other.first_words
-            and least(cardinality(keeper.words), cardinality(other.words))
-            > fuse_candidates.duplicate_threshold * greatest(cardinality(keeper.words), cardinality(other.words))
-        cross join lateral (
-            select count(*) as shared
-            from unnest(keeper.words) as word
-            where word = any(other.words)
-        ) as overlap
-        where overlap.shared > fuse_candidates.duplicate_threshold * (
-            cardinality(keeper.words) + cardinality(other.words) - overlap.shared
-        )
+            and least(length(keeper.words), length(other.words))
+            > fuse_candidates.duplicate_threshold * greatest(length(keeper.words), length(other.words))
+        cross join lateral (select length(keeper.words || other.words) as united) as overlap
+        where length(keeper.words) + length(other.words) - overlap.united
+            > fuse_candidates.duplicate_threshold * overlap.united
     ),
 
     judged as (
