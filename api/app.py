@@ -125,6 +125,8 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
             mode=body.mode,
             fusion=body.fusion,
             filters=None if body.filters is None else body.filters.as_filters(),
+            embedding=body.embedding,
+            embedding_model=body.embedding_model,
         )
         service: RAGService = request.app.state.service
         if body.generate:

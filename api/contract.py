@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from rag.embed import MAX_DIMENSIONS
 from rag.exchange import (
     MAX_FILTER_LENGTH,
     MAX_FILTER_VALUES,
@@ -97,6 +98,13 @@ class QueryBody(Body):
     mode: Mode = "hybrid"
     fusion: Fusion = "rank"
     filters: FilterBody | None = None
+    embedding: Annotated[
+        list[Annotated[float, Field(allow_inf_nan=False)]] | None,
+        Field(min_length=1, max_length=MAX_DIMENSIONS, description="The question's own vector, if you have it"),
+    ] = None
+    embedding_model: Annotated[
+        str | None, Field(max_length=256, description="What made it: must be the model of this service")
+    ] = None
     chat_history: Annotated[list[Message] | None, Field(max_length=200)] = None
     model: Annotated[str | None, Field(max_length=128)] = None
     generate: Annotated[bool, Field(description="false returns the passages alone")] = True

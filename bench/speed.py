@@ -66,6 +66,7 @@ from bench.arms import (
 from bench.corpus import Chunks, Question, Reader
 from rag.database import Database
 from rag.embed import Purpose
+from rag.errors import EmbeddingUnavailable
 from rag.settings import Settings
 from rag.sign import SITTING_S, Signer
 from rag.store import halfvec
@@ -365,16 +366,13 @@ def statement_rate(place: Place, reader: Reader, questions: Sequence[Question], 
     return float(found[1])
 
 
-class PreparedEmbedder:
-    """Answers from a list of vectors, since the API takes no vector: what is measured is the rest."""
+class GivenVectors:
+    """For the model of generated corpora, of which there are vectors alone: requests bring theirs."""
 
     model_id = generated.MODEL
     max_input_tokens = 512
     min_similarity = -1.0
     token_counter = "words"
-
-    def __init__(self, vectors: dict[str, list[float]]) -> None:
-        self._vectors = vectors
 
     def count_tokens(self, text: str) -> int:
         return len(text.split())
@@ -382,13 +380,13 @@ class PreparedEmbedder:
     async def embed(
         self, texts: Sequence[str], *, purpose: Purpose, progress: Callable[[int], None] | None = None
     ) -> list[list[float]]:
-        return [self._vectors[text] for text in texts]
+        raise EmbeddingUnavailable
 
     async def close(self) -> None:
         pass
 
 
-def _serve(url: str, key: str, vectors: dict[str, list[float]], port: int) -> None:
+def _serve(url: str, key: str, port: int) -> None:
     """The product's API as `rag serve` runs it, except for the embedder and where the log goes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     log_as_json()
@@ -406,24 +404,22 @@ def _serve(url: str, key: str, vectors: dict[str, list[float]], port: int) -> No
             if serving.done():
                 return
             await asyncio.sleep(0.05)
-        app.state.service.embedder = PreparedEmbedder(vectors)
+        app.state.service.embedder = GivenVectors()
         await serving
 
     asyncio.run(run())
 
 
 @contextlib.contextmanager
-def serving_http(place: Place, questions: Sequence[Question]) -> Iterator[int]:
+def serving_http(place: Place) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    vectors = {question.text: [float(value) for value in question.vector] for question in questions}
     process = multiprocessing.get_context("spawn").Process(
         target=_serve,
         args=(
             place.server.url("rag_app", place.database),
             f"{place.signer.key_id}.{place.signer.secret.hex()}",
-            vectors,
             port,
         ),
     )
@@ -454,6 +450,8 @@ def http_rate(port: int, reader: Reader, questions: Sequence[Question], *, clien
                 "project_id": reader.principal.project_id,
                 "top_k": TOP,
                 "generate": False,
+                "embedding": [float(f"{value:.6g}") for value in question.vector],
+                "embedding_model": generated.MODEL,
             }
         ).encode()
         head = (
@@ -498,7 +496,7 @@ def rates(place: Place, reader: Reader, options: argparse.Namespace) -> Rate:
     questions = place.corpus.questions(reader, place.corpus.rows(reader.scopes), count=options.questions)
     near = [question for question in questions if question.kind == "near"][:20]
     statement, http = {}, {}
-    with serving_http(place, near) as port:
+    with serving_http(place) as port:
         http_rate(port, reader, near, clients=2, seconds=1)
         for clients in CLIENTS:
             statement[clients] = statement_rate(place, reader, near, clients=clients, seconds=options.seconds)
@@ -698,8 +696,8 @@ def report(
                 for one in all_rates
             ],
             f"Answers a second over {options.seconds} s, clients on the same cores. pgbench: begin, begin_as, the "
-            "search, commit. HTTP: POST /rag/query with generate false, one process of uvicorn with the shipped pool; "
-            "the API takes no vector, so its embedder looks vectors up that were made before.",
+            "search, commit. HTTP: POST /rag/query with the question's vector and generate false, one process of "
+            "uvicorn with the shipped pool.",
         )
     steps = list(dict.fromkeys(step for place in places for step in place.seconds))
     lines += table(

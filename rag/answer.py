@@ -20,7 +20,7 @@ import structlog
 from rag import budget, cite, confidence, prompt
 from rag.budget import Allocation, Limits
 from rag.database import Database, Session
-from rag.embed import Embedder, open_embedder
+from rag.embed import Embedder, asked_vector, open_embedder
 from rag.errors import (
     ContextOverflowError,
     EmbeddingError,
@@ -215,8 +215,15 @@ class RAGService:
 
     async def _embedded(self, request: RAGRequest) -> tuple[Sequence[float] | None, list[str]]:
         """The question's vector, and what has to be said when there is none."""
+        if request.embedding_model not in (None, self.embedder.model_id):
+            raise InvalidInput(f"the documents are embedded with {self.embedder.model_id}", field="embedding_model")
+        given = None
+        if request.embedding is not None:
+            given = asked_vector(request.embedding, width=self.settings.rag_embedding_dimensions)
         if request.mode == "keyword":
             return None, []
+        if given is not None:
+            return given, []
         try:
             (vector,) = await self.embedder.embed([request.query], purpose="query")
         except EmbeddingError:
@@ -349,6 +356,8 @@ def check_request(request: RAGRequest, principal: Principal) -> None:
         raise InvalidInput(f"mode must be one of {', '.join(MODES)}", field="mode")
     if request.fusion not in FUSIONS:
         raise InvalidInput(f"fusion must be one of {', '.join(FUSIONS)}", field="fusion")
+    if (request.embedding is None) != (request.embedding_model is None):
+        raise InvalidInput("embedding and embedding_model go together", field="embedding_model")
     if (request.scope == "documents") != (request.document_ids is not None):
         raise InvalidInput("scope documents and document_ids go together", field="document_ids")
     if request.scope == "project" and principal.project_id in (None, "*"):

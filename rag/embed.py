@@ -564,6 +564,20 @@ def unit_vectors(
     return ready
 
 
+def asked_vector(vector: Sequence[object], *, width: int) -> list[float]:
+    """A caller's own vector of their question as the embedder would have given it: unit length, zero-padded.
+
+    Raises InvalidInput for what is longer than `width`, zero, or no list of finite numbers.
+    """
+    if not 1 <= len(vector) <= width:
+        raise InvalidInput(f"a vector has from 1 to {width} numbers", field="embedding")
+    try:
+        (ready,) = unit_vectors([vector], count=1, dimensions=None, width=width)
+    except EmbeddingInvalid as error:
+        raise InvalidInput("a vector consists of finite numbers that are not all zero", field="embedding") from error
+    return ready
+
+
 def _number(value: object) -> float:
     # bool is an int to isinstance.
     if type(value) is float or type(value) is int:

@@ -83,6 +83,10 @@ class RAGRequest:
     fusion: Fusion = "rank"
     """How two arms become one list: weighted reciprocal rank, or weighted scores."""
     filters: Filters | None = None
+    embedding: Sequence[float] | None = None
+    """The question's vector, when the caller has it: then it is not embedded here."""
+    embedding_model: str | None = None
+    """The model that made `embedding`: must be the service's own, as vectors of two models do not compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

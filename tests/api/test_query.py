@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from starlette.testclient import TestClient
 
+from rag.embed import open_embedder
+from rag.settings import Settings
 from tests.api.running import Person, fields_of, problem_of
+
+MODEL = "local/all-MiniLM-L6-v2"
 
 REFUNDS = "# Refunds\n\nA refund takes five working days to reach the customer."
 DEPLOYS = "# Deploy window\n\nOrion is deployed on Tuesday between 09:40 and 11:10."
@@ -141,6 +146,13 @@ def test_a_scope_narrows_what_is_visible(mara: Person, scope: str | None, names:
         ({"scope": "documents", "document_ids": ["00000000-0000-4000-8000-000000000001"] * 1001}, "document_ids"),
         ({"scope": "everything"}, "scope"),
         ({"mode": "psychic"}, "mode"),
+        ({"embedding": [1.0, 0.0]}, "embedding_model"),
+        ({"embedding_model": MODEL}, "embedding_model"),
+        ({"embedding": [1.0, 0.0], "embedding_model": "another"}, "embedding_model"),
+        ({"embedding": [], "embedding_model": MODEL}, "embedding"),
+        ({"embedding": [0.0, 0.0], "embedding_model": MODEL}, "embedding"),
+        ({"embedding": [0.1] * 3801, "embedding_model": MODEL}, "embedding"),
+        ({"embedding": [0.1] * 4001, "embedding_model": MODEL}, "embedding"),
     ],
 )
 def test_a_scope_without_what_it_needs_names_the_field(visitor: Person, fields: dict[str, object], named: str) -> None:
@@ -158,6 +170,22 @@ def test_the_words_alone_and_the_vectors_alone(mara: Person) -> None:
     (first, *_) = mara.ask("How long does a refund take?", generate=False, mode="vector").json()["hits"]
     assert (first["document_name"], first["keyword_rank"], first["reason"]) == ("Refunds", None, "vector")
     assert mara.finds(ASKED, fusion="score")[0] == "Refunds"
+
+
+def test_a_vector_of_ones_own_is_what_is_searched_with(mara: Person) -> None:
+    mara.store("refunds.md", REFUNDS)
+    mara.store("deploys.md", DEPLOYS)
+    for asked, expected in (("When may we deploy?", "Deploy window"), ("How long does a refund take?", "Refunds")):
+        (vector,) = asyncio.run(open_embedder(Settings()).embed([asked], purpose="query"))
+        hits = mara.ask(
+            "something else", generate=False, mode="vector", embedding=vector, embedding_model=MODEL
+        ).json()["hits"]
+        plain = mara.ask(asked, generate=False, mode="vector").json()["hits"]
+        assert hits == plain
+        assert hits[0]["document_name"] == expected
+        # Of any length: it is made one of length 1 with as many numbers as the column has.
+        twice = [2 * value for value in vector[:384]]
+        assert mara.finds("something else", mode="vector", embedding=twice, embedding_model=MODEL)[0] == expected
 
 
 def test_filters_narrow_to_documents(mara: Person) -> None:
