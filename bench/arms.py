@@ -440,6 +440,53 @@ class Arm:
         return [value * 1000 for values in self.spent.values() for value in values]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A number in a function that trades time for right rows, `shipped` as it stands there."""
+
+    function: str
+    text: str
+    shipped: int
+    values: tuple[int, ...]
+    mode: str
+    """The arms that show it."""
+
+
+TURNS = {
+    "keyword budget": Turn(
+        function="keyword_candidates",
+        text="budget constant bigint := {} *",
+        shipped=3000,
+        values=(500, 1000, 2000, 3000, 6000, 12_000),
+        mode="hybrid",
+    ),
+    "breadth of the graph": Turn(
+        function="search", text="greatest({}, 2 * depth)", shipped=200, values=(50, 100, 200, 400, 800), mode="vector"
+    ),
+}
+
+
+class Turned(Arm):
+    """Ours with another number in a function, replaced in a transaction that is undone."""
+
+    def __init__(self, place: Place, turn: Turn, value: int, *, limit_s: float) -> None:
+        super().__init__(str(value), place, OURS.format(arms=turn.mode), secured=False, limit_s=limit_s)
+        text = place.value(
+            "select pg_get_functiondef(oid) from pg_proc where proname = %s and pronamespace = 'rag'::regnamespace",
+            turn.function,
+        )
+        assert text.count(turn.text.format(turn.shipped)) == 1
+        self._function = text.replace(turn.text.format(turn.shipped), turn.text.format(value)).encode()
+
+    @contextlib.contextmanager
+    def speaking(self, principal: Principal) -> Iterator[None]:
+        with contextlib.suppress(psycopg.errors.QueryCanceled), self.connection.transaction(force_rollback=True):
+            self.connection.execute(self._function)
+            self.connection.execute("set local session authorization rag_app")
+            begin(self.connection, self.place, principal)
+            yield
+
+
 def _switch_row_security_off(connection: psycopg.Connection) -> None:
     """For the rest of the transaction, on every table; and speak as rag_app, which only a superuser can take back."""
     secured = connection.execute(

@@ -51,11 +51,13 @@ from bench.arms import (
     OURS,
     SERVER_SETTINGS,
     TOP,
+    TURNS,
     USUAL_VECTOR,
     Arm,
     Fusion,
     Place,
     Result,
+    Turned,
     arms_of,
     keys,
     prepare,
@@ -63,7 +65,7 @@ from bench.arms import (
     serving,
     truths,
 )
-from bench.corpus import Chunks, Question, Reader
+from bench.corpus import Chunks, Question, Reader, Scope
 from rag.database import Database
 from rag.embed import Purpose
 from rag.errors import EmbeddingUnavailable
@@ -194,6 +196,10 @@ def judge(measured: Measured, arms: dict[str, Arm], rows: Chunks, questions: Seq
         measured.said = {recall for (recall,) in said}
 
 
+def has_own_index(place: Place, scope: Scope) -> bool:
+    return place.value("select to_regclass(%s)", f"rag.rag_chunks_vector_{scope.access_id}") is not None
+
+
 def floors(place: Place, reader: Reader, questions: Sequence[Question], *, limit_s: float) -> dict[str, float | None]:
     """What pgvector alone takes, as a superuser: its index scan, and the distances of all rows of the principal."""
     largest = max(reader.scopes, key=lambda scope: scope.chunks)
@@ -206,7 +212,7 @@ def floors(place: Place, reader: Reader, questions: Sequence[Question], *, limit
         .format(reader.principal.tenant_id, [scope.access_id for scope in reader.scopes])
         .as_string(),
     }
-    if place.value("select to_regclass(%s)", f"rag.rag_chunks_vector_{largest.access_id}") is not None:
+    if has_own_index(place, largest):
         statements["own index"] = (
             f"select id from rag_chunks where access_id = {largest.access_id}"
             " order by embedding <=> cast(%(embedding)s as halfvec) limit 10"
@@ -273,6 +279,55 @@ def grow(places: list[Place], reader: Reader, options: argparse.Namespace) -> Gr
             arm.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one value of a turn gives to one principal; shares of the ten right rows by kind of question."""
+
+    place: Place
+    reader: Reader
+    turn: str
+    value: int
+    p50: float | None
+    shares: dict[str, float]
+
+
+def frontier(place: Place, reader: Reader, options: argparse.Namespace) -> list[Point]:
+    """Time against right rows, along what the functions have in their hands."""
+    say(f"{place.database}: frontier, principal {reader.name}")
+    rows = place.corpus.rows(reader.scopes)
+    questions = place.corpus.questions(reader, rows, count=options.questions)
+    near = [question for question in questions if question.kind == "near"]
+    right = truths(rows, questions, Fusion.of(place))
+    points = []
+    for name, turn in TURNS.items():
+        arms = [Turned(place, turn, value, limit_s=options.limit_s) for value in turn.values]
+        try:
+            run_interleaved(list(arms), reader, near, rounds=options.rounds)
+            for value, arm in zip(turn.values, arms, strict=True):
+                shares: dict[str, list[float]] = {}
+                for question, truth in zip(questions, right, strict=True):
+                    if (question.kind == "common") != (turn.mode == "hybrid") and question.kind != "near":
+                        continue
+                    with arm.speaking(reader.principal):
+                        found, _ = arm.ask(question)
+                        expected = truth.fused if turn.mode == "hybrid" else truth.vector
+                        shares.setdefault(question.kind, []).append(expected.share(keys(found)))
+                points.append(
+                    Point(
+                        place=place,
+                        reader=reader,
+                        turn=name,
+                        value=value,
+                        p50=statistics.median(arm.per_question_ms()) if arm.cut_offs < CUT_OFFS else None,
+                        shares={kind: statistics.mean(values) for kind, values in shares.items()},
+                    )
+                )
+        finally:
+            for arm in arms:
+                arm.close()
+    return points
+
+
 def index_bytes(place: Place) -> dict[str, dict[str, float]]:
     """Bytes a chunk by kind: of classes that have indexes of their own, of the others, and of all."""
     with place.connect("postgres") as connection:
@@ -318,10 +373,10 @@ def index_bytes(place: Place) -> dict[str, dict[str, float]]:
             for group in groups:
                 share = rows_of[group] / rows_of["all"] if rows_of["all"] else 0
                 add("statistics", group, (table_size if relkind == "r" else size) * share)
-        elif re.search(r"_(vector|words)_\d+$", name):
-            kind = "own HNSW" if "_vector_" in name else "own GIN"
-            add(kind, "large", size)
-            add(kind, "all", size)
+        elif own_index := re.search(r"_(vector|words|contents)_\d+$", name):
+            kind = {"vector": "own HNSW", "words": "own GIN", "contents": "own B-tree of models and languages"}
+            add(kind[own_index[1]], "large", size)
+            add(kind[own_index[1]], "all", size)
         else:
             for group in groups:
                 add(f"B-tree {name}", group, size * groups[group] / place.corpus.chunks)
@@ -537,6 +592,7 @@ def report(
     places: list[Place],
     measurements: list[Measured],
     growths: list[Growth],
+    points: list[Point],
     all_rates: list[Rate],
     options: argparse.Namespace,
 ) -> str:
@@ -663,6 +719,25 @@ def report(
         "As a superuser, so without row security: the ten nearest by one HNSW index over everything; by the index of "
         "the principal's largest class, where it has one; the distances of all rows that it may read.",
     )
+    if points:
+        lines += table(
+            "The frontier",
+            ("Chunks", "Principal", "turn", "value", "p50", "right, near", "right, common words", "right, random"),
+            [
+                (
+                    f"{one.place.corpus.chunks:,}",
+                    one.reader.name,
+                    one.turn,
+                    f"**{one.value:,}**" if one.value == TURNS[one.turn].shipped else f"{one.value:,}",
+                    _ms(one.p50, limit),
+                    *(_share(one.shares.get(kind)) for kind in ("near", "common", "random")),
+                )
+                for one in points
+            ],
+            "The share of the ten right rows against time, along the two numbers that bound how much of a large class "
+            "is read: rows that the keyword arm scores (with both arms, against the fused truth), and hnsw.ef_search "
+            "(the vector arm alone). What ships is bold.",
+        )
     for place in places:
         kinds = index_bytes(place)
         beyond = {
@@ -724,6 +799,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=20.0, help="seconds that a statement may take")
     parser.add_argument("--seconds", type=int, default=5, help="of each measurement with clients at once")
     parser.add_argument("--no-clients", action="store_true", help="leave clients at once out")
+    parser.add_argument("--no-frontier", action="store_true", help="leave time against right rows out")
     parser.add_argument("--home", type=Path, help="where the server is; a temporary one when left out")
     parser.add_argument("--keep", action="store_true", help="keep what is in --home for the next run")
     parser.add_argument("--refresh-functions", action="store_true", help="put those of sql/schema into kept corpora")
@@ -761,7 +837,17 @@ def main() -> None:
         ]
         growths = [grow(places, reader, options) for reader in wanted[0] if reader.fixed] if len(places) > 1 else []
         all_rates = [] if options.no_clients else [rates(places[-1], reader, options) for reader in wanted[-1]]
-        text = report(places, measurements, growths, all_rates, options)
+        points = (
+            []
+            if options.no_frontier
+            else [
+                point
+                for reader in wanted[-1]
+                if any(has_own_index(places[-1], scope) for scope in reader.scopes)
+                for point in frontier(places[-1], reader, options)
+            ]
+        )
+        text = report(places, measurements, growths, points, all_rates, options)
     options.result.write_text(text, encoding="utf-8")
     print(text)
 

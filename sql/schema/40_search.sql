@@ -1103,6 +1103,12 @@ begin
                     and (wanted_documents is null or chunk.document_id = any(wanted_documents))
             ),
 
+            present as (
+                select measured.language, count(*) as chunks, count(measured.distance) as comparable
+                from measured
+                group by measured.language
+            ),
+
             nearest as (
                 (
                     select measured.access_id, measured.id, measured.distance
@@ -1124,9 +1130,9 @@ begin
                 array_agg(best.access_id),
                 array_agg(best.id),
                 max(best.distance),
-                (select count(measured.distance) > 0 from measured),
-                (select count(measured.distance) < count(*) from measured),
-                (select coalesce(array_agg(distinct measured.language), '{}') from measured)
+                (select coalesce(sum(present.comparable), 0) > 0 from present),
+                (select coalesce(sum(present.comparable) < sum(present.chunks), false) from present),
+                (select coalesce(array_agg(present.language), '{}') from present)
             into near_access_ids, near_ids, farthest, compared, passed_over, languages
             from (
                 select nearest.access_id, nearest.id, nearest.distance
