@@ -135,25 +135,27 @@ comment on column rag_documents.updated_at is 'When any column last changed';
 comment on column rag_documents.content_updated_at is 'When the body last changed; a citation of an earlier version is stale';
 
 create table rag_chunks (
-    tenant_id text not null,
+    -- In the order in which an exact scan wants them: of fixed width, then what a row is compared by, then the rest.
+    -- To reach a column, all before it are stepped over: with the text in front a scan took a sixth longer.
     id uuid not null default gen_random_uuid(),
     access_id bigint not null,
     document_id uuid not null,
+    created_at timestamptz not null default now(),
     chunk_index integer not null,
-    chunk_text text not null,
-    chunk_hash text not null,
+    lexeme_count integer not null,
     token_count integer not null,
-    token_counter text not null,
     start_offset integer not null,
     end_offset integer not null,
     page_number integer,
-    section text,
-    embedding halfvec(:embedding_dimensions) not null,
+    tenant_id text not null,
+    language text,
     embedding_model text not null,
     tsv tsvector not null,
-    lexeme_count integer not null,
-    language text,
-    created_at timestamptz not null default now(),
+    embedding halfvec(:embedding_dimensions) not null,
+    chunk_hash text not null,
+    token_counter text not null,
+    section text,
+    chunk_text text not null,
     constraint rag_chunks_pkey primary key (tenant_id, access_id, id),
     constraint rag_chunks_place unique (tenant_id, access_id, document_id, chunk_index),
     constraint rag_chunks_document foreign key (tenant_id, access_id, document_id)

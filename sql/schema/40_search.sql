@@ -427,7 +427,9 @@ begin
             group by pattern.language, pattern.mask
         ),
 
-        -- As if every word occurred once; the occurrences are counted for the best of these.
+        -- As if every word occurred once; the occurrences are counted for the best of these. What occurs more often
+        -- may stand far below: of 200,000 chunks 200 held 95 of 100 right hits of rare and 69 of frequent words,
+        -- 1,100 all but one and 98 (`make bench`), and each takes some 3 µs.
         likely as (
             select matched.access_id, matched.id, matched.mask
             from matched
@@ -439,7 +441,7 @@ begin
                 pattern_weight.weight
                 / (1 + 1.2 * (1 - 0.75 + 0.75 * (matched.lexeme_count / pattern_weight.mean_length))) desc,
                 matched.id
-            limit $12 * 2 + 100
+            limit $12 * 2 + 1000
         ),
 
         wanted as (
