@@ -461,7 +461,7 @@ TURNS = {
         mode="hybrid",
     ),
     "breadth of the graph": Turn(
-        function="search", text="greatest({}, 2 * depth)", shipped=200, values=(50, 100, 200, 400, 800), mode="vector"
+        function="search", text="greatest({}, 2 * depth)", shipped=400, values=(50, 100, 200, 400, 800), mode="vector"
     ),
 }
 

@@ -537,25 +537,45 @@ as $$
 #variable_conflict use_column
 declare
     tenant constant text := my_tenant_id();
-    ids uuid[];
-    distances double precision[];
-begin
-    -- In force until this function ends, like the settings above.
-    perform
-        set_config('hnsw.iterative_scan', 'relaxed_order', true),
-        set_config('hnsw.ef_search', nearest_indexed.breadth::text, true);
-    execute format(
-        'select array_agg(near.id), array_agg(near.distance) from ('
+    statement constant text := format(
+        'select array_agg(near.id), array_agg(near.distance), max(near.distance) < 1.1 * min(near.distance) from ('
         'select chunk.id, chunk.embedding <=> $1 as distance from rag_chunks as chunk '
         'where chunk.tenant_id = $2 and chunk.access_id = %L::bigint and chunk.embedding_model = $3 '
         'and ($4 is null or chunk.document_id = any($4)) '
         'order by chunk.embedding <=> $1 limit $5) as near',
         nearest_indexed.class_id
-    )
-    into ids, distances
+    );
+    ids uuid[];
+    distances double precision[];
+    flat boolean;
+begin
+    -- In force until this function ends, like the settings above.
+    perform
+        set_config('hnsw.iterative_scan', 'relaxed_order', true),
+        set_config('hnsw.ef_search', nearest_indexed.breadth::text, true);
+    execute statement
+    into ids, distances, flat
     using
         nearest_indexed.embedding, tenant, nearest_indexed.embedding_model, nearest_indexed.only_documents,
         nearest_indexed.depth;
+    -- A question that is near to nothing has its nearest chunks all over the graph, at much the same distance, where
+    -- one walk misses half of them: then it goes on through the best 2,000.
+    if flat and cardinality(ids) = nearest_indexed.depth then
+        perform set_config('hnsw.ef_search', '1000', true);
+        execute statement
+        into ids, distances, flat
+        using
+            nearest_indexed.embedding, tenant, nearest_indexed.embedding_model, nearest_indexed.only_documents,
+            greatest(2000, nearest_indexed.depth);
+        select array_agg(best.id), array_agg(best.distance)
+        into ids, distances
+        from (
+            select near.id, near.distance
+            from unnest(ids, distances) as near (id, distance)
+            order by near.distance, near.id
+            limit nearest_indexed.depth
+        ) as best;
+    end if;
     -- The scan of the graph ends after some 20,000 chunks. What passes so few is looked for without it.
     if coalesce(cardinality(ids), 0) < nearest_indexed.depth then
         select array_agg(near.id), array_agg(near.distance)
@@ -1124,7 +1144,7 @@ begin
                 from unnest(indexed) as class (access_id)
                 cross join lateral nearest_indexed(
                     class.access_id, search.embedding, search.embedding_model, wanted_documents, depth,
-                    least(1000, greatest(200, 2 * depth))
+                    least(1000, greatest(400, 2 * depth))
                 ) as near
             )
 

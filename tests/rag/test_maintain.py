@@ -114,7 +114,7 @@ def test_a_class_that_outgrows_the_threshold_gets_indexes_and_statistics(deploym
         " from (values ('rag.rag_chunks_vector_1'), ('rag.rag_chunks_words_1')) as named (index_name)",
     )
     assert [row["definition"] for row in definitions] == [
-        "hnsw (embedding rag.halfvec_cosine_ops) WITH (m='16', ef_construction='64') WHERE (access_id = '1'::bigint)",
+        "hnsw (embedding rag.halfvec_cosine_ops) WITH (m='16', ef_construction='200') WHERE (access_id = '1'::bigint)",
         "gin (tsv) WITH (fastupdate=off) WHERE (access_id = '1'::bigint)",
     ]
     # Of 41 chunks with "palisade number<n> group<n mod 7>", six are of group 1; one has number1.
