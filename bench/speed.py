@@ -836,7 +836,6 @@ def main() -> None:
             measure(place, reader, options) for place, readers in zip(places, wanted, strict=True) for reader in readers
         ]
         growths = [grow(places, reader, options) for reader in wanted[0] if reader.fixed] if len(places) > 1 else []
-        all_rates = [] if options.no_clients else [rates(places[-1], reader, options) for reader in wanted[-1]]
         points = (
             []
             if options.no_frontier
@@ -847,8 +846,12 @@ def main() -> None:
                 for point in frontier(places[-1], reader, options)
             ]
         )
-        text = report(places, measurements, growths, points, all_rates, options)
-    options.result.write_text(text, encoding="utf-8")
+        text = report(places, measurements, growths, points, [], options)
+        options.result.write_text(text, encoding="utf-8")
+        if not options.no_clients:
+            all_rates = [rates(places[-1], reader, options) for reader in wanted[-1]]
+            text = report(places, measurements, growths, points, all_rates, options)
+            options.result.write_text(text, encoding="utf-8")
     print(text)
 
 
