@@ -300,13 +300,15 @@ def frontier(place: Place, reader: Reader, options: argparse.Namespace) -> list[
     right = truths(rows, questions, Fusion.of(place))
     points = []
     for name, turn in TURNS.items():
+        # Words are what the one kind differs in, vectors the other.
+        kinds = ("near", "common" if turn.mode == "hybrid" else "random")
         arms = [Turned(place, turn, value, limit_s=options.limit_s) for value in turn.values]
         try:
             run_interleaved(list(arms), reader, near, rounds=options.rounds)
             for value, arm in zip(turn.values, arms, strict=True):
                 shares: dict[str, list[float]] = {}
                 for question, truth in zip(questions, right, strict=True):
-                    if (question.kind == "common") != (turn.mode == "hybrid") and question.kind != "near":
+                    if question.kind not in kinds:
                         continue
                     with arm.speaking(reader.principal):
                         found, _ = arm.ask(question)
@@ -734,9 +736,9 @@ def report(
                 )
                 for one in points
             ],
-            "The share of the ten right rows against time, along the two numbers that bound how much of a large class "
-            "is read: rows that the keyword arm scores (with both arms, against the fused truth), and hnsw.ef_search "
-            "(the vector arm alone). What ships is bold.",
+            "The share of the ten right rows against time, along the numbers that bound how much of a large class is "
+            "read: rows that the keyword arm looks at, those whose words it counts beyond twice the depth (with both "
+            "arms, against the fused truth), and hnsw.ef_search (the vector arm alone). What ships is bold.",
         )
     for place in places:
         kinds = index_bytes(place)
