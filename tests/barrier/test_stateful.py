@@ -124,9 +124,13 @@ class Disturbance:
 
 @dataclass(slots=True, kw_only=True)
 class Disturber:
-    """Sees every statement of the service."""
+    """Sees every statement of the service that runs on `loop`.
+
+    Other tests may have left a service running beside, in a thread of its own, that asks for its keys now and then.
+    """
 
     superuser: psycopg.Connection
+    loop: asyncio.AbstractEventLoop
     due: Disturbance | None = None
     statements: int = 0
     happened: str | None = None
@@ -135,6 +139,8 @@ class Disturber:
         self.due, self.statements, self.happened = disturbance, 0, None
 
     async def __call__(self, session: Session, statement: Coroutine[Any, Any, Any]) -> Any:
+        if asyncio.get_running_loop() is not self.loop:
+            return await statement
         self.statements += 1
         if self.due is None or self.statements != self.due.statement:
             return await statement
@@ -352,7 +358,7 @@ def world_on(deployment: Deployment, *, searchers: int) -> Iterator[World]:
         deployment.cluster.superuser(deployment.name) as superuser,
         pytest.MonkeyPatch.context() as patch,
     ):
-        disturber = Disturber(superuser=superuser)
+        disturber = Disturber(superuser=superuser, loop=runner.get_loop())
         patch.setattr(product, "Session", disturbed_session(disturber))
         database = deployment.pools(pool_size=2)
         without_publisher = Database(deployment.url("rag_app"), signer=SIGNER, pool_size=2)
