@@ -464,13 +464,6 @@ TURNS = {
         values=(500, 1000, 2000, 4000, 8000),
         mode="hybrid",
     ),
-    "likely chunks": Turn(
-        function="keyword_candidates",
-        text="limit $12 * 2 + {}",
-        shipped=1000,
-        values=(100, 300, 1000, 3000),
-        mode="hybrid",
-    ),
     "breadth of the graph": Turn(
         function="search", text="greatest({}, 2 * depth)", shipped=400, values=(50, 100, 200, 400, 800), mode="vector"
     ),

@@ -375,8 +375,8 @@ def index_bytes(place: Place) -> dict[str, dict[str, float]]:
             for group in groups:
                 share = rows_of[group] / rows_of["all"] if rows_of["all"] else 0
                 add("statistics", group, (table_size if relkind == "r" else size) * share)
-        elif own_index := re.search(r"_(vector|words|contents)_\d+$", name):
-            kind = {"vector": "own HNSW", "words": "own GIN", "contents": "own B-tree of models and languages"}
+        elif own_index := re.search(r"_(vector|words)_\d+$", name):
+            kind = {"vector": "own HNSW", "words": "own GIN"}
             add(kind[own_index[1]], "large", size)
             add(kind[own_index[1]], "all", size)
         else:

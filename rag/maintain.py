@@ -53,9 +53,9 @@ WATCH_S = 0.5
 # From where indexes are built.
 OWNER_URL = "RAG_MIGRATION_DATABASE_URL"
 
-Kind = Literal["vector", "words", "contents"]
+Kind = Literal["vector", "words"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-INDEXED: Mapping[Kind, str] = {"vector": "vectors", "words": "words", "contents": "models and languages"}
+INDEXED: Mapping[Kind, str] = {"vector": "vectors", "words": "words"}
 Action = Literal["demote", "unready", "drop", "build", "measure", "ready"]
 OWNERS: tuple[Action, ...] = ("drop", "build")
 DONE: Mapping[Action, str] = {
@@ -87,7 +87,6 @@ class LargeClass:
     vector_build: str
     """SQL."""
     words_build: str
-    contents_build: str
 
     @property
     def is_stale(self) -> bool:
@@ -96,7 +95,7 @@ class LargeClass:
         return before is None or abs(self.chunks - before) > MOVED * before
 
     def build(self, kind: Kind) -> str:
-        return {"vector": self.vector_build, "words": self.words_build, "contents": self.contents_build}[kind]
+        return {"vector": self.vector_build, "words": self.words_build}[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,10 +446,9 @@ class ClassReport:
     ready: bool
     vector_bytes: int | None
     words_bytes: int | None
-    contents_bytes: int | None
     statistics_bytes: int
     bytes_per_chunk: int | None
-    """Of all four."""
+    """Of all three."""
     bloat: float | None
     """How many times larger an index of vectors or words is, per chunk, than when it was taken into use."""
     counted_chunks: int | None
@@ -474,7 +472,6 @@ def report(found: Survey) -> list[ClassReport]:
                 ready=each.is_ready,
                 vector_bytes=sizes.get("vector"),
                 words_bytes=sizes.get("words"),
-                contents_bytes=sizes.get("contents"),
                 statistics_bytes=each.statistics_bytes,
                 bytes_per_chunk=None if each.chunks == 0 else round(total / each.chunks),
                 bloat=round(max(bloat), 1) if bloat else None,

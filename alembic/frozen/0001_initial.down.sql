@@ -23,10 +23,10 @@ drop function fuse_candidates(
 drop type search_hit;
 drop function vector_share(text, text, text);
 drop function nearest_indexed(bigint, halfvec, text, uuid[], integer, integer);
-drop function keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[]);
+drop function keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text);
 drop function candidate_query(text[], bigint[], bigint, bigint);
 drop function indexed_among(bigint[]);
-drop function indexed_contents(bigint[]);
+drop function class_contents(text);
 
 drop function demote_class(text, bigint);
 drop function set_class_ready(text, bigint, boolean);

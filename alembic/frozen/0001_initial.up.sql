@@ -181,6 +181,10 @@ alter table rag_chunks set (toast_tuple_target = 4080);
 -- As for documents: on 50,000 chunks, a search looked its candidates up in 250 ms by reading their classes.
 alter table rag_chunks alter column access_id set (n_distinct = 1);
 
+-- Where a search sees which models and languages a class has. Equal keys share their entry, so it is small.
+create index rag_chunks_contents on rag_chunks (tenant_id, access_id, embedding_model, (coalesce(language, '')));
+alter index rag_chunks_contents alter column 4 set statistics 0;
+
 comment on table rag_chunks is 'The passages that are searched; SourceId of a chunk is document_id:chunk_index';
 comment on column rag_chunks.tenant_id is 'The tenant';
 comment on column rag_chunks.id is 'Random identifier of this version of the chunk';
@@ -218,7 +222,7 @@ create table rag_class_indexes (
 
 comment on table rag_class_indexes is 'Large classes, which have indexes and statistics of their own; rag maintain keeps it';
 comment on column rag_class_indexes.tenant_id is 'The tenant';
-comment on column rag_class_indexes.access_id is 'The access class; its indexes are rag_chunks_vector_…, rag_chunks_words_… and rag_chunks_contents_… with this number';
+comment on column rag_class_indexes.access_id is 'The access class; its indexes are rag_chunks_vector_… and rag_chunks_words_… with this number';
 comment on column rag_class_indexes.ready is 'Whether a search may use them: all indexes are valid, and the statistics are there';
 comment on column rag_class_indexes.chunks is 'Chunks of the class when the statistics were made';
 comment on column rag_class_indexes.measured_at is 'When the statistics were made';
@@ -2156,91 +2160,55 @@ comment on function lexeme_query(text) is 'The query for exactly this lexeme, wh
 -- small one of models and languages; a statement reaches them by naming the class as a literal. `rag maintain`
 -- cares for these.
 
-create function indexed_contents(access_ids bigint[])
-returns table (access_id bigint, embedding_model text, language text)
+-- A definer function because the comparison of texts is not leakproof: under row security no index could serve it.
+create function class_contents(only_scope text)
+returns table (embedding_model text, language text)
 language plpgsql
 stable
 security definer
 set search_path = rag, pg_temp
+-- Every step is one probe of rag_chunks_contents, which has this order.
 set enable_seqscan = off
+set enable_sort = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     tenant constant text := my_tenant_id();
-    readable constant bigint[] := my_access_ids();
-    class bigint;
 begin
-    foreach class in array indexed_among(indexed_contents.access_ids) loop
-        continue when class <> all(readable);
-        -- Skips from one value to the next within the class's own index of them. The comparison of tenants is
-        -- one that no other index serves: without statistics of tenants the planner takes their rows for few.
-        return query execute format(
-            $statement$
-            with recursive model as (
-                select (
-                    select min(chunk.embedding_model)
-                    from rag_chunks as chunk
-                    where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %1$L::bigint
-                ) as embedding_model
-                union all
-                select (
-                    select min(chunk.embedding_model)
-                    from rag_chunks as chunk
-                    where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %1$L::bigint
-                        and chunk.embedding_model > model.embedding_model
-                )
-                from model
-                where model.embedding_model is not null
-            ),
+    return query
+    with recursive content as (
+        select class.access_id, first.embedding_model, first.language
+        from unnest(narrowed_access_ids(class_contents.only_scope)) as class (access_id)
+        cross join lateral (
+            select chunk.embedding_model, coalesce(chunk.language, '') as language
+            from rag_chunks as chunk
+            where chunk.tenant_id = tenant
+                and chunk.access_id = class.access_id
+            order by chunk.embedding_model, coalesce(chunk.language, '')
+            limit 1
+        ) as first
+        union all
+        select content.access_id, next.embedding_model, next.language
+        from content
+        cross join lateral (
+            select chunk.embedding_model, coalesce(chunk.language, '') as language
+            from rag_chunks as chunk
+            where chunk.tenant_id = tenant
+                and chunk.access_id = content.access_id
+                and (chunk.embedding_model, coalesce(chunk.language, '')) > (content.embedding_model, content.language)
+            order by chunk.embedding_model, coalesce(chunk.language, '')
+            limit 1
+        ) as next
+    )
 
-            known as (
-                select
-                    model.embedding_model,
-                    (
-                        select min(chunk.language)
-                        from rag_chunks as chunk
-                        where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %1$L::bigint
-                            and chunk.embedding_model = model.embedding_model
-                    ) as language
-                from model
-                where model.embedding_model is not null
-                union all
-                select
-                    known.embedding_model,
-                    (
-                        select min(chunk.language)
-                        from rag_chunks as chunk
-                        where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %1$L::bigint
-                            and chunk.embedding_model = known.embedding_model
-                            and chunk.language > known.language
-                    )
-                from known
-                where known.language is not null
-            )
-
-            select %1$L::bigint, known.embedding_model, known.language
-            from known
-            where known.language is not null
-            union all
-            select %1$L::bigint, model.embedding_model, null
-            from model
-            where model.embedding_model is not null
-                and exists (
-                    select
-                    from rag_chunks as chunk
-                    where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %1$L::bigint
-                        and chunk.embedding_model = model.embedding_model
-                        and chunk.language is null
-                )
-            $statement$,
-            class
-        )
-        using tenant;
-    end loop;
+    select content.embedding_model, nullif(content.language, '')
+    from content
+    group by 1, 2;
 end
 $$;
 
-comment on function indexed_contents(bigint[]) is 'Which embedding models and languages the chunks of these classes have, of those that the principal may read; a few probes of an index for each class, whatever its size';
+comment on function class_contents(text) is 'Which embedding models and languages the chunks that the principal may read have; two or three probes of an index for each class, whatever its size';
 
 create function indexed_among(access_ids bigint[])
 returns bigint[]
@@ -2317,8 +2285,9 @@ comment on function candidate_query(text[], bigint[], bigint, bigint) is 'Matche
 
 -- BM25 over the chunks that the caller may read. It is a definer function because the operator @@ is
 -- not leakproof: under row security no full-text index could serve it. It takes its classes from the
--- principal and never from an argument, and gives out ids and scores only; `search` joins them with
--- rag_chunks again, under the caller's policies, which stay the barrier.
+-- principal and never from an argument, and gives out ids and numbers only; `search` joins them with
+-- rag_chunks again, under the caller's policies, which stay the barrier. The rows of small classes are read
+-- for their words; given a vector, their distances are taken on the same way.
 create function keyword_candidates(
     question text,
     only_scope text,
@@ -2326,10 +2295,17 @@ create function keyword_candidates(
     depth integer,
     nominee_access_ids bigint[] default '{}',
     nominee_ids uuid[] default '{}',
-    known_languages text[] default null
+    known_languages text[] default null,
+    embedding halfvec default null,
+    embedding_model text default null
 )
 returns table (
-    access_id bigint, chunk_id uuid, keyword_score double precision, keyword_share double precision, nominated boolean
+    access_id bigint,
+    chunk_id uuid,
+    keyword_score double precision,
+    keyword_share double precision,
+    nominated boolean,
+    distance double precision
 )
 language plpgsql
 stable
@@ -2338,6 +2314,7 @@ set search_path = rag, pg_temp
 -- The planner guesses ten classes, which may be all there are, and would read everybody's chunks.
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -2354,29 +2331,24 @@ declare
     languages text[];
     sizes bigint[];
     lengths bigint[];
-    -- The lexemes of the question in each language; bit is their place in a mask.
+    -- The lexemes of the question in each language; bit is their place among them, from 0.
     places integer[];
     bits integer[];
     lexemes text[];
     weights integer[];
     frequencies bigint[];
-    masks text;
+    -- Pieces of the statement.
+    occurrences text;
+    occurring text;
+    occurrence_columns text;
+    score text;
+    placed text;
     scans text;
 begin
-    languages := keyword_candidates.known_languages;
-    if languages is null then
-        select array_agg(distinct there.language)
-        into languages
-        from (
-            select chunk.language
-            from rag_chunks as chunk
-            where chunk.tenant_id = tenant
-                and chunk.access_id = any(scanned)
-            union all
-            select contents.language
-            from indexed_contents(indexed) as contents
-        ) as there;
-    end if;
+    languages := coalesce(
+        keyword_candidates.known_languages,
+        array(select distinct contents.language from class_contents(keyword_candidates.only_scope) as contents)
+    );
     -- Of a large class they are counted beforehand; a language may have come after the counting.
     select
         array_agg(collection.language order by collection.language),
@@ -2397,7 +2369,6 @@ begin
         group by part.language
     ) as collection;
 
-    -- 64 distinct lexemes, the bits of a mask, are more than a question has; a pasted page is cut to its first ones.
     select
         array_agg(term.place),
         array_agg(term.bit),
@@ -2427,35 +2398,49 @@ begin
         return;
     end if;
 
-    -- Which lexemes a chunk has, as bits of one number, so that its row is read once.
+    -- How often a chunk has each lexeme of the question in its language, null for never: columns t0, t1, …, so that
+    -- its row is read once. With all four weights at 1, ts_rank_cd of a single lexeme is the number of its occurrences.
     select
-        'case '
-        || string_agg(
-            format('when chunk.language is not distinct from %L then %s', languages[term.place], term.mask), ' '
-            order by term.place
+        string_agg(format('case found.place %s end as t%s', term.cases, term.bit), ', ' order by term.bit),
+        string_agg(format('count(matched.t%s)', term.bit), ', ' order by term.bit),
+        string_agg(format('matched.t%s', term.bit), ', ' order by term.bit),
+        -- n / (n + k) is 1 - k / (n + k), in which n is counted once.
+        string_agg(
+            format('coalesce(matched.weights[%s] * (1 - matched.k / (matched.t%s + matched.k)), 0)', term.bit + 1, term.bit),
+            ' + ' order by term.bit
         )
-        || ' end'
-    into masks
+    into occurrences, occurring, occurrence_columns, score
     from (
         select
-            lexeme.place,
+            entry.bit,
             string_agg(
                 format(
-                    '((chunk.tsv @@ %L::tsquery)::integer::bigint << %s)',
-                    lexeme_query(lexeme.lexeme), lexeme.bit
+                    'when %1$s then case when found.tsv @@ %2$L::tsquery '
+                    'then ts_rank_cd(''{1, 1, 1, 1}'', found.tsv, %2$L::tsquery) end',
+                    entry.place, lexeme_query(entry.lexeme)
                 ),
-                ' | '
-                order by lexeme.bit
-            ) as mask
-        from unnest(places, bits, lexemes) as lexeme (place, bit, lexeme)
-        group by lexeme.place
+                ' '
+                order by entry.place
+            ) as cases
+        from unnest(places, bits, lexemes) as entry (place, bit, lexeme)
+        group by entry.bit
     ) as term;
+    select
+        format(
+            'chunk.access_id, chunk.id, chunk.document_id, chunk.lexeme_count, chunk.tsv, chunk.embedding_model, '
+            'chunk.embedding, case %s end as place',
+            string_agg(format('when chunk.language is not distinct from %L then %s', given.language, given.place), ' ')
+        )
+    into placed
+    from unnest(languages) with ordinality as given (language, place);
 
     scans := format(
-        'select chunk.access_id, chunk.id, chunk.document_id, chunk.language, chunk.lexeme_count, '
-        'coalesce(%s, 0) as mask, true as counted '
-        'from rag_chunks as chunk where chunk.tenant_id = $1 and chunk.access_id = any($2) offset 0',
-        masks
+        'select found.access_id, found.id, found.document_id, found.lexeme_count, found.place, true as counted, '
+        'case when found.embedding_model = $15 and ($3 is null or found.document_id = any($3)) '
+        'then found.embedding <=> $16 end as distance, %s '
+        'from (select %s from rag_chunks as chunk where chunk.tenant_id = $1 and chunk.access_id = any($2) offset 0) '
+        'as found',
+        occurrences, placed
     );
     if indexed <> '{}' then
         -- The planner, which has no statistics of tenants, takes the rows of one for few and would read the class
@@ -2463,13 +2448,14 @@ begin
         scans := scans || coalesce((
             select string_agg(
                 format(
-                    ') union all (select chunk.access_id, chunk.id, chunk.document_id, chunk.language, '
-                    'chunk.lexeme_count, %s as mask, false as counted '
-                    'from rag_chunks as chunk '
+                    ' union all select found.access_id, found.id, found.document_id, found.lexeme_count, found.place, '
+                    'false, null, %s '
+                    'from (select %s from rag_chunks as chunk '
                     'where coalesce(chunk.tenant_id = $1, false) and chunk.access_id = %L::bigint '
                     'and chunk.language is not distinct from %L and chunk.tsv @@ %L::tsquery '
-                    'and ($3 is null or chunk.document_id = any($3)) limit %s',
-                    masks,
+                    'and ($3 is null or chunk.document_id = any($3)) limit %s) as found',
+                    occurrences,
+                    placed,
                     class.access_id,
                     class.language,
                     class.query,
@@ -2507,172 +2493,152 @@ begin
     return query execute format(
         $statement$
         with matched as materialized (
-            select found.*
-            from ((%s)) as found
+            %s
         ),
 
-        pattern as materialized (
+        -- What is not counted beforehand.
+        counted as materialized (
             select
-                matched.language,
-                matched.mask,
-                count(*) filter (where matched.counted) as chunks,
-                sum(matched.lexeme_count) filter (where matched.counted) as lexemes
+                matched.place,
+                count(*) as chunks,
+                sum(matched.lexeme_count) as lexemes,
+                array[%s] as frequencies
             from matched
-            group by matched.language, matched.mask
+            where matched.counted
+            group by matched.place
         ),
 
         collection as materialized (
             select
-                given.language,
                 given.place,
-                given.chunks + coalesce(sum(pattern.chunks), 0) as chunks,
+                given.chunks + coalesce(counted.chunks, 0) as chunks,
                 greatest(
-                    (given.lexemes + coalesce(sum(pattern.lexemes), 0))::double precision
-                    / greatest(given.chunks + coalesce(sum(pattern.chunks), 0), 1),
+                    (given.lexemes + coalesce(counted.lexemes, 0))::double precision
+                    / greatest(given.chunks + coalesce(counted.chunks, 0), 1),
                     1
-                ) as mean_length
-            from unnest($9::text[], $10::bigint[], $11::bigint[]) with ordinality
-                as given (language, chunks, lexemes, place)
-            left join pattern on pattern.language is not distinct from given.language
-            group by given.language, given.place, given.chunks, given.lexemes
+                ) as mean_length,
+                counted.frequencies
+            from unnest($9::bigint[], $10::bigint[]) with ordinality as given (chunks, lexemes, place)
+            left join counted on counted.place = given.place
         ),
 
         -- Robertson and Zaragoza 2009, with the idf of Lucene, which is never negative.
         weighted as materialized (
             select
-                collection.language,
-                term.bit,
-                lexeme_query(term.lexeme) as query,
-                collection.mean_length,
-                term.weight * ln(
-                    1 + (greatest(collection.chunks - frequency.chunks, 0) + 0.5) / (frequency.chunks + 0.5)
-                )::double precision as weight
+                collection.place,
+                min(collection.mean_length) as mean_length,
+                array_agg(term.weight * idf.idf order by term.bit) as weights,
+                sum(term.weight * idf.idf) as ceiling
             from unnest($4::integer[], $5::integer[], $6::text[], $7::integer[], $8::bigint[])
                 as term (place, bit, lexeme, weight, chunks)
             join collection on collection.place = term.place
             cross join lateral (
-                select term.chunks + coalesce(sum(pattern.chunks), 0) as chunks
-                from pattern
-                where pattern.language is not distinct from collection.language
-                    and pattern.mask & (1::bigint << term.bit) <> 0
+                select term.chunks + coalesce(collection.frequencies[term.bit + 1], 0) as chunks
             ) as frequency
+            cross join lateral (
+                select ln(
+                    1 + (greatest(collection.chunks - frequency.chunks, 0) + 0.5) / (frequency.chunks + 0.5)
+                )::double precision as idf
+            ) as idf
+            group by collection.place
         ),
 
-        -- Scores of two languages compare as fractions of what each question could reach: in a collection of a few
-        -- chunks every word is frequent, and has next to no weight.
-        ceiling as materialized (
-            select weighted.language, sum(weighted.weight) as weight
-            from weighted
-            group by weighted.language
-        ),
-
-        pattern_weight as materialized (
-            select
-                pattern.language,
-                pattern.mask,
-                sum(weighted.weight) / min(ceiling.weight) as weight,
-                min(weighted.mean_length) as mean_length
-            from pattern
-            join weighted
-                on weighted.language is not distinct from pattern.language
-                and pattern.mask & (1::bigint << weighted.bit) <> 0
-            join ceiling on ceiling.language is not distinct from pattern.language
-            group by pattern.language, pattern.mask
-        ),
-
-        -- As if every word occurred once; the occurrences are counted for the best of these. What occurs more often
-        -- may stand far below: with 200 of them .95 of the fused top ten in 200,000 chunks were right, and .69 where
-        -- all words are frequent; with 1,100, .996 and .975 (a turn of bench/speed.py).
-        likely as (
-            select matched.access_id, matched.id, matched.mask
-            from matched
-            join pattern_weight
-                on pattern_weight.language is not distinct from matched.language
-                and pattern_weight.mask = matched.mask
-            where $3 is null or matched.document_id = any($3)
-            order by
-                pattern_weight.weight
-                / (1 + 1.2 * (1 - 0.75 + 0.75 * (matched.lexeme_count / pattern_weight.mean_length))) desc,
-                matched.id
-            limit $12 * 2 + 1000
-        ),
-
-        wanted as (
-            select likely.access_id, likely.id, likely.mask, true as likely, false as nominee from likely
-            union all
-            select nominee.access_id, nominee.id, null, false, true
-            from unnest($13::bigint[], $14::uuid[]) as nominee (access_id, id)
-            where nominee.access_id = any($15)
-        ),
-
-        -- With all four weights at 1, ts_rank_cd of a single lexeme is the number of its occurrences.
-        -- k1 = 1.2 and b = 0.75: the usual values, Manning, Raghavan and Schütze 2008, section 11.4.3.
+        -- k1 = 1.2 and b = 0.75: the usual values, Manning, Raghavan and Schütze 2008, section 11.4.3. Scores of two
+        -- languages compare as fractions of what each question could reach: in a collection of a few chunks every
+        -- word is frequent, and has next to no weight.
         scored as materialized (
             select
-                wanted.access_id,
-                wanted.id,
-                bool_or(wanted.likely) as likely,
-                bool_or(wanted.nominee) as nominee,
-                max(bm25.score) as score,
-                max(ceiling.weight) * (1.2 + 1) as ceiling
-            from wanted
-            -- A look-up by the whole key, whatever the planner believes of the size of a class.
-            cross join lateral (
-                select chunk.tsv, chunk.lexeme_count, chunk.language
-                from rag_chunks as chunk
-                where chunk.tenant_id = $1
-                    and chunk.access_id = wanted.access_id
-                    and chunk.id = wanted.id
+                matched.access_id,
+                matched.id,
+                matched.likely,
+                matched.score * (1.2 + 1) as score,
+                matched.score / matched.ceiling as share
+            from (
+                select matched.access_id, matched.id, matched.likely, matched.ceiling, %s as score
+                from (
+                    select
+                        matched.*,
+                        weighted.weights,
+                        weighted.ceiling,
+                        1.2 * (1 - 0.75 + 0.75 * (matched.lexeme_count / weighted.mean_length)) as k
+                    from (
+                        select matched.*, true as likely
+                        from matched
+                        where coalesce(%s) is not null
+                            and ($3 is null or matched.document_id = any($3))
+                        %s
+                    ) as matched
+                    join weighted on weighted.place = matched.place
+                    offset 0
+                ) as matched
                 offset 0
-            ) as chunk
-            cross join lateral (
-                -- n / (n + k) is 1 - k / (n + k), in which n is counted once.
-                select
-                    sum(
-                        weighted.weight * (1.2 + 1) * (
-                            1 - normalised.k / (ts_rank_cd('{1, 1, 1, 1}', chunk.tsv, weighted.query) + normalised.k)
-                        )
-                    ) as score
-                from weighted
-                cross join lateral (
-                    select 1.2 * (1 - 0.75 + 0.75 * (chunk.lexeme_count / weighted.mean_length)) as k
-                ) as normalised
-                where weighted.language is not distinct from chunk.language
-                    and coalesce(wanted.mask & (1::bigint << weighted.bit) <> 0, chunk.tsv @@ weighted.query)
-            ) as bm25
-            join ceiling on ceiling.language is not distinct from chunk.language
-            where bm25.score > 0
-            group by wanted.access_id, wanted.id
+            ) as matched
+        ),
+
+        best as materialized (
+            select scored.access_id, scored.id, scored.score, scored.share
+            from scored
+            where scored.likely
+            order by scored.share desc, scored.id
+            limit $11
+        ),
+
+        near as materialized (
+            select matched.access_id, matched.id, matched.distance
+            from matched
+            where matched.distance is not null
+            order by matched.distance, matched.id
+            limit $11
+        ),
+
+        named as (
+            select best.access_id, best.id, true as nominated, null as distance
+            from best
+            union all
+            select near.access_id, near.id, false, near.distance
+            from near
+            union all
+            select nominee.access_id, nominee.id, false, null
+            from unnest($12::bigint[], $13::uuid[]) as nominee (access_id, id)
         )
 
-        select placed.access_id, placed.id, placed.score, placed.share, placed.nominated
-        from (
-            select
-                scored.access_id,
-                scored.id,
-                scored.score::double precision as score,
-                (scored.score / scored.ceiling)::double precision as share,
-                scored.likely and row_number() over (
-                    order by scored.likely desc, scored.score / scored.ceiling desc, scored.id
-                ) <= $12 as nominated,
-                scored.nominee
-            from scored
-        ) as placed
-        where placed.nominated or placed.nominee
-        order by placed.share desc, placed.id
+        select
+            named.access_id,
+            named.id,
+            coalesce(max(scored.score), 0),
+            coalesce(max(scored.share), 0),
+            bool_or(named.nominated),
+            min(named.distance)
+        from named
+        left join scored on scored.access_id = named.access_id and scored.id = named.id
+        group by named.access_id, named.id
+        having max(scored.score) > 0 or min(named.distance) is not null
+        order by 4 desc, 2
         $statement$,
-        scans
+        scans, occurring, score, occurrence_columns,
+        -- Of those that another arm nominates, the ones of large classes may have been passed over.
+        case when keyword_candidates.nominee_ids <> '{}' and indexed <> '{}' then format(
+            'union all select found.access_id, found.id, found.document_id, found.lexeme_count, found.place, false, '
+            'null, %s, false from unnest($12::bigint[], $13::uuid[]) as nominee (access_id, id) cross join lateral ('
+            'select %s from rag_chunks as chunk '
+            'where chunk.tenant_id = $1 and chunk.access_id = nominee.access_id and chunk.id = nominee.id '
+            'offset 0) as found '
+            'where nominee.access_id = any($14) and not exists ('
+            'select from matched where matched.access_id = nominee.access_id and matched.id = nominee.id)',
+            occurrences, placed
+        ) end
     )
     using
         tenant, scanned, keyword_candidates.only_documents,
         places, bits, lexemes, weights, frequencies,
-        languages, sizes, lengths,
+        sizes, lengths,
         keyword_candidates.depth,
-        keyword_candidates.nominee_access_ids, keyword_candidates.nominee_ids, visible;
+        keyword_candidates.nominee_access_ids, keyword_candidates.nominee_ids, indexed,
+        keyword_candidates.embedding_model, keyword_candidates.embedding;
 end
 $$;
 
-comment on function keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[]) is 'The depth best chunks by BM25 among those that the principal may read, nominated, and the score of the given nominees of another arm that have a word of the question; best first. keyword_share is the score as a fraction of the most that any chunk could reach. Small classes are read whole; of a large one those chunks are scored that have one of the rarer words. Takes its access classes from the principal alone';
+comment on function keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text) is 'The depth best chunks by BM25 among those that the principal may read, nominated; given a vector, the depth nearest of small classes with their distance; and of both, and of the given nominees of another arm, what has a word of the question its score, best first. keyword_share is the score as a fraction of the most that any chunk could reach. Small classes are read whole; of a large one those chunks are scored that have one of the rarer words. Takes its access classes from the principal alone';
 
 create function nearest_indexed(
     class_id bigint, embedding halfvec, embedding_model text, only_documents uuid[], depth integer, breadth integer
@@ -2906,6 +2872,8 @@ begin
                 bool_or(nominee.by_vector) as by_vector
             from nominee
             group by nominee.access_id, nominee.id
+            -- Of another arm's nominees that were given a score, some did not stay among the nearest.
+            having bool_or(nominee.by_keyword) or bool_or(nominee.by_vector)
         ) as united
         -- Look-ups by the whole key, whatever the planner believes of the size of a class.
         cross join lateral (
@@ -3156,6 +3124,7 @@ security definer
 set search_path = rag, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -3176,17 +3145,18 @@ declare
     near_access_ids bigint[] := '{}';
     near_ids uuid[] := '{}';
     farthest double precision;
-    -- The languages of what is compared; null when no vectors are, which is where they are seen.
     languages text[];
-    -- The same of the large classes.
-    large_compared boolean := false;
-    large_passed_over boolean := false;
-    large_languages text[] := '{}';
+    -- Of large classes.
+    large_access_ids bigint[] := '{}';
+    large_ids uuid[] := '{}';
+    large_distances double precision[] := '{}';
+    with_words boolean := search.arms <> 'vector';
     word_access_ids bigint[] := '{}';
     word_ids uuid[] := '{}';
     word_scores double precision[] := '{}';
     word_shares double precision[] := '{}';
     words_nominate boolean[] := '{}';
+    word_distances double precision[] := '{}';
     hits search_hit[];
     returned bigint;
 begin
@@ -3238,100 +3208,93 @@ begin
         );
     end if;
 
-    if with_vectors and indexed <> '{}' then
-        select
-            coalesce(bool_or(there.embedding_model = search.embedding_model), false),
-            coalesce(bool_or(there.embedding_model <> search.embedding_model), false),
-            coalesce(array_agg(distinct there.language), '{}')
-        into large_compared, large_passed_over, large_languages
-        from (
-            select contents.embedding_model, contents.language
-            from indexed_contents(indexed) as contents
-            where wanted_documents is null
-            union all
+    select
+        with_vectors and coalesce(bool_or(there.embedding_model = search.embedding_model), false),
+        with_vectors and coalesce(bool_or(there.embedding_model <> search.embedding_model), false),
+        coalesce(array_agg(distinct there.language), '{}')
+    into compared, passed_over, languages
+    from (
+        select contents.embedding_model, contents.language
+        from class_contents(search.scope) as contents
+        where wanted_documents is null
+        union all
+        select chunk.embedding_model, chunk.language
+        from unnest(visible) as class (access_id)
+        cross join lateral (
             select chunk.embedding_model, chunk.language
-            from unnest(indexed) as class (access_id)
-            cross join lateral (
-                select chunk.embedding_model, chunk.language
-                from rag_chunks as chunk
-                where chunk.tenant_id = tenant
-                    and chunk.access_id = class.access_id
-                    and chunk.document_id = any(wanted_documents)
-                offset 0
-            ) as chunk
-            where wanted_documents is not null
-        ) as there;
-    end if;
+            from rag_chunks as chunk
+            where chunk.tenant_id = tenant
+                and chunk.access_id = class.access_id
+                and chunk.document_id = any(wanted_documents)
+            offset 0
+        ) as chunk
+        where wanted_documents is not null
+    ) as there;
+    with_words := with_words and exists (
+        select
+        from unnest(languages) as given (language)
+        cross join lateral question_lexemes(given.language, search.question)
+    );
 
     loop
-        if with_vectors then
-            with measured as materialized (
-                select
-                    chunk.access_id,
-                    chunk.id,
-                    chunk.language,
-                    case
-                        when chunk.embedding_model = search.embedding_model then chunk.embedding <=> search.embedding
-                    end as distance
-                from rag_chunks as chunk
-                where chunk.tenant_id = tenant
-                    and chunk.access_id = any(scanned)
-                    and (wanted_documents is null or chunk.document_id = any(wanted_documents))
-            ),
+        if compared and indexed <> '{}' then
+            select
+                coalesce(array_agg(near.access_id), '{}'),
+                coalesce(array_agg(near.chunk_id), '{}'),
+                coalesce(array_agg(near.distance), '{}')
+            into large_access_ids, large_ids, large_distances
+            from unnest(indexed) as class (access_id)
+            cross join lateral nearest_indexed(
+                class.access_id, search.embedding, search.embedding_model, wanted_documents, depth,
+                least(1000, greatest(400, 2 * depth))
+            ) as near;
+        end if;
 
-            present as (
-                select measured.language, count(*) as chunks, count(measured.distance) as comparable
-                from measured
-                group by measured.language
-            ),
+        if with_words then
+            select
+                array_agg(candidate.access_id),
+                array_agg(candidate.chunk_id),
+                array_agg(candidate.keyword_score),
+                array_agg(candidate.keyword_share),
+                array_agg(candidate.nominated),
+                array_agg(candidate.distance)
+            into word_access_ids, word_ids, word_scores, word_shares, words_nominate, word_distances
+            from keyword_candidates(
+                search.question, search.scope, wanted_documents, depth, large_access_ids, large_ids, languages,
+                case when compared then search.embedding end, case when compared then search.embedding_model end
+            ) as candidate;
+        end if;
 
-            nearest as (
+        if compared then
+            with nearest as (
+                select large.access_id, large.id, large.distance
+                from unnest(large_access_ids, large_ids, large_distances) as large (access_id, id, distance)
+                union all
+                select small.access_id, small.id, small.distance
+                from unnest(word_access_ids, word_ids, word_distances) as small (access_id, id, distance)
+                where small.distance is not null
+                union all
                 (
-                    select measured.access_id, measured.id, measured.distance
-                    from measured
-                    where measured.distance is not null
-                    order by measured.distance, measured.id
+                    select chunk.access_id, chunk.id, chunk.embedding <=> search.embedding as distance
+                    from rag_chunks as chunk
+                    where not with_words
+                        and chunk.tenant_id = tenant
+                        and chunk.access_id = any(scanned)
+                        and chunk.embedding_model = search.embedding_model
+                        and (wanted_documents is null or chunk.document_id = any(wanted_documents))
+                    order by distance, chunk.id
                     limit depth
                 )
-                union all
-                select near.access_id, near.chunk_id, near.distance
-                from unnest(indexed) as class (access_id)
-                cross join lateral nearest_indexed(
-                    class.access_id, search.embedding, search.embedding_model, wanted_documents, depth,
-                    least(1000, greatest(400, 2 * depth))
-                ) as near
             )
 
-            select
-                array_agg(best.access_id),
-                array_agg(best.id),
-                max(best.distance),
-                (select coalesce(sum(present.comparable), 0) > 0 from present),
-                (select coalesce(sum(present.comparable) < sum(present.chunks), false) from present),
-                (select coalesce(array_agg(present.language), '{}') from present)
-            into near_access_ids, near_ids, farthest, compared, passed_over, languages
+            select array_agg(best.access_id), array_agg(best.id), max(best.distance)
+            into near_access_ids, near_ids, farthest
             from (
                 select nearest.access_id, nearest.id, nearest.distance
                 from nearest
                 order by nearest.distance, nearest.id
                 limit depth
             ) as best;
-            compared := compared or large_compared;
-            passed_over := passed_over or large_passed_over;
-            languages := languages || large_languages;
-        end if;
-
-        if search.arms <> 'vector' then
-            select
-                array_agg(candidate.access_id),
-                array_agg(candidate.chunk_id),
-                array_agg(candidate.keyword_score),
-                array_agg(candidate.keyword_share),
-                array_agg(candidate.nominated)
-            into word_access_ids, word_ids, word_scores, word_shares, words_nominate
-            from keyword_candidates(
-                search.question, search.scope, wanted_documents, depth, near_access_ids, near_ids, languages
-            ) as candidate;
         end if;
 
         hits := array(
@@ -3569,8 +3532,7 @@ begin atomic
         and named.parts[3] is null
         and case named.parts[1]
             when 'vector' then method.amname = 'hnsw' and operators.opcname = 'halfvec_cosine_ops'
-            when 'words' then method.amname = 'gin' and operators.opcname = 'tsvector_ops'
-            else method.amname = 'btree' and operators.opcname = 'text_ops'
+            else method.amname = 'gin' and operators.opcname = 'tsvector_ops'
         end
         and pg_get_expr(index.indpred, index.indrelid) is not distinct from format(
             '(access_id = %L::bigint)', named.parts[2]
@@ -3583,14 +3545,14 @@ begin atomic
     cross join lateral (
         -- An access_id has 60 bits. A rebuild that was broken off leaves a copy with an ending.
         select regexp_match(
-            class.relname, '^rag_chunks_(vector|words|contents)_([1-9][0-9]{0,17}|1[0-9]{18})(_cc(?:new|old)[0-9]*)?$'
+            class.relname, '^rag_chunks_(vector|words)_([1-9][0-9]{0,17}|1[0-9]{18})(_cc(?:new|old)[0-9]*)?$'
         ) as parts
     ) as named
     where index.indrelid = cast('rag_chunks' as regclass)
         and named.parts is not null;
 end;
 
-comment on function class_indexes() is 'The indexes that bear the name of a class''s own, also of classes that are gone; usable when valid, and what the name says. Kind: vector, words or contents. In no order';
+comment on function class_indexes() is 'The indexes that bear the name of a class''s own, also of classes that are gone; usable when valid, and what the name says. Kind: vector or words. In no order';
 
 create function class_sizes(at_least bigint)
 returns table (
@@ -3768,18 +3730,16 @@ as $$
 declare
     vector_bytes bigint;
     words_bytes bigint;
-    contents_bytes bigint;
 begin
     select
         max(index.bytes) filter (where index.kind = 'vector'),
-        max(index.bytes) filter (where index.kind = 'words'),
-        max(index.bytes) filter (where index.kind = 'contents')
-    into vector_bytes, words_bytes, contents_bytes
+        max(index.bytes) filter (where index.kind = 'words')
+    into vector_bytes, words_bytes
     from class_indexes() as index
     where index.access_id = set_class_ready.access_id and index.is_usable;
 
-    if set_class_ready.ready and num_nulls(vector_bytes, words_bytes, contents_bytes) > 0 then
-        raise exception 'a class is ready when all of its indexes are' using errcode = 'object_not_in_prerequisite_state';
+    if set_class_ready.ready and num_nulls(vector_bytes, words_bytes) > 0 then
+        raise exception 'a class is ready when both of its indexes are' using errcode = 'object_not_in_prerequisite_state';
     end if;
     update rag_class_indexes as own
     set ready = set_class_ready.ready,
@@ -3792,7 +3752,7 @@ begin
 end
 $$;
 
-comment on function set_class_ready(text, bigint, boolean) is 'Lets searches use a class''s own indexes and statistics, or not; false when nothing changed, or the class was not measured. Raises 55000 unless all three indexes are usable';
+comment on function set_class_ready(text, bigint, boolean) is 'Lets searches use a class''s own indexes and statistics, or not; false when nothing changed, or the class was not measured. Raises 55000 unless both indexes are usable';
 
 create function demote_class(tenant_id text, access_id bigint)
 returns boolean
@@ -4491,7 +4451,8 @@ comment on view v_source_usage is 'One row for each document that the reader may
 grant select on rag_access_classes to rag_search;
 grant insert (tenant_id, scope, user_id, project_id, tags, tags_digest) on rag_access_classes to rag_search;
 grant select on rag_project_members to rag_search;
-grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language, embedding_model) on rag_chunks to rag_search;
+grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language, embedding, embedding_model)
+on rag_chunks to rag_search;
 grant select (
     tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
     content_updated_at, source_updated_at
@@ -4608,10 +4569,10 @@ begin
             ('lexeme_total(tsvector)', service, null),
             ('lexeme_query(text)', array['rag_search', 'rag_principal'], null),
             ('question_lexemes(text, text)', array['rag_search', 'rag_principal'], null),
-            ('indexed_contents(bigint[])', array['rag_principal', 'rag_search'], 'rag_search'),
+            ('class_contents(text)', array['rag_principal', 'rag_search'], 'rag_search'),
             ('indexed_among(bigint[])', array['rag_principal', 'rag_search'], 'rag_search'),
             ('candidate_query(text[], bigint[], bigint, bigint)', array['rag_search'], null),
-            ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[])', array['rag_principal'], 'rag_search'),
+            ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text)', array['rag_principal'], 'rag_search'),
             ('nearest_indexed(bigint, halfvec, text, uuid[], integer, integer)', array['rag_principal'], null),
             ('vector_share(text, text, text)', array['rag_principal'], null),
             (

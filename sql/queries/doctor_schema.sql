@@ -359,7 +359,7 @@ fact as (
                 and class.relname in (
                     select format('rag_chunks_%%s_%%s', kind, substring(predicate, '\d+'))
                     from pg_get_expr(index.indpred, index.indrelid) as predicate
-                    cross join unnest(array['vector', 'words', 'contents']) as kind
+                    cross join unnest(array['vector', 'words']) as kind
                     where predicate ~ '^\(access_id = ''\d+''::bigint\)$'
                 ),
                 false

@@ -25,11 +25,6 @@ select
         'create index concurrently %%I on %%I.%%I using gin (tsv) with (fastupdate = off)'
         || ' where access_id = cast(%%L as bigint)',
         'rag_chunks_words_' || class.access_id, 'rag', 'rag_chunks', class.access_id
-    ) as words_build,
-    -- Which models and languages there are, at a few probes; equal entries are stored once.
-    format(
-        'create index concurrently %%I on %%I.%%I (embedding_model, language) where access_id = cast(%%L as bigint)',
-        'rag_chunks_contents_' || class.access_id, 'rag', 'rag_chunks', class.access_id
-    ) as contents_build
+    ) as words_build
 from rag.class_sizes(at_least => %(at_least)s) as class
 order by class.chunks desc, class.access_id

@@ -181,6 +181,10 @@ alter table rag_chunks set (toast_tuple_target = 4080);
 -- As for documents: on 50,000 chunks, a search looked its candidates up in 250 ms by reading their classes.
 alter table rag_chunks alter column access_id set (n_distinct = 1);
 
+-- Where a search sees which models and languages a class has. Equal keys share their entry, so it is small.
+create index rag_chunks_contents on rag_chunks (tenant_id, access_id, embedding_model, (coalesce(language, '')));
+alter index rag_chunks_contents alter column 4 set statistics 0;
+
 comment on table rag_chunks is 'The passages that are searched; SourceId of a chunk is document_id:chunk_index';
 comment on column rag_chunks.tenant_id is 'The tenant';
 comment on column rag_chunks.id is 'Random identifier of this version of the chunk';
@@ -218,7 +222,7 @@ create table rag_class_indexes (
 
 comment on table rag_class_indexes is 'Large classes, which have indexes and statistics of their own; rag maintain keeps it';
 comment on column rag_class_indexes.tenant_id is 'The tenant';
-comment on column rag_class_indexes.access_id is 'The access class; its indexes are rag_chunks_vector_…, rag_chunks_words_… and rag_chunks_contents_… with this number';
+comment on column rag_class_indexes.access_id is 'The access class; its indexes are rag_chunks_vector_… and rag_chunks_words_… with this number';
 comment on column rag_class_indexes.ready is 'Whether a search may use them: all indexes are valid, and the statistics are there';
 comment on column rag_class_indexes.chunks is 'Chunks of the class when the statistics were made';
 comment on column rag_class_indexes.measured_at is 'When the statistics were made';

@@ -15,8 +15,7 @@ begin atomic
         and named.parts[3] is null
         and case named.parts[1]
             when 'vector' then method.amname = 'hnsw' and operators.opcname = 'halfvec_cosine_ops'
-            when 'words' then method.amname = 'gin' and operators.opcname = 'tsvector_ops'
-            else method.amname = 'btree' and operators.opcname = 'text_ops'
+            else method.amname = 'gin' and operators.opcname = 'tsvector_ops'
         end
         and pg_get_expr(index.indpred, index.indrelid) is not distinct from format(
             '(access_id = %L::bigint)', named.parts[2]
@@ -29,14 +28,14 @@ begin atomic
     cross join lateral (
         -- An access_id has 60 bits. A rebuild that was broken off leaves a copy with an ending.
         select regexp_match(
-            class.relname, '^rag_chunks_(vector|words|contents)_([1-9][0-9]{0,17}|1[0-9]{18})(_cc(?:new|old)[0-9]*)?$'
+            class.relname, '^rag_chunks_(vector|words)_([1-9][0-9]{0,17}|1[0-9]{18})(_cc(?:new|old)[0-9]*)?$'
         ) as parts
     ) as named
     where index.indrelid = cast('rag_chunks' as regclass)
         and named.parts is not null;
 end;
 
-comment on function class_indexes() is 'The indexes that bear the name of a class''s own, also of classes that are gone; usable when valid, and what the name says. Kind: vector, words or contents. In no order';
+comment on function class_indexes() is 'The indexes that bear the name of a class''s own, also of classes that are gone; usable when valid, and what the name says. Kind: vector or words. In no order';
 
 create function class_sizes(at_least bigint)
 returns table (
@@ -214,18 +213,16 @@ as $$
 declare
     vector_bytes bigint;
     words_bytes bigint;
-    contents_bytes bigint;
 begin
     select
         max(index.bytes) filter (where index.kind = 'vector'),
-        max(index.bytes) filter (where index.kind = 'words'),
-        max(index.bytes) filter (where index.kind = 'contents')
-    into vector_bytes, words_bytes, contents_bytes
+        max(index.bytes) filter (where index.kind = 'words')
+    into vector_bytes, words_bytes
     from class_indexes() as index
     where index.access_id = set_class_ready.access_id and index.is_usable;
 
-    if set_class_ready.ready and num_nulls(vector_bytes, words_bytes, contents_bytes) > 0 then
-        raise exception 'a class is ready when all of its indexes are' using errcode = 'object_not_in_prerequisite_state';
+    if set_class_ready.ready and num_nulls(vector_bytes, words_bytes) > 0 then
+        raise exception 'a class is ready when both of its indexes are' using errcode = 'object_not_in_prerequisite_state';
     end if;
     update rag_class_indexes as own
     set ready = set_class_ready.ready,
@@ -238,7 +235,7 @@ begin
 end
 $$;
 
-comment on function set_class_ready(text, bigint, boolean) is 'Lets searches use a class''s own indexes and statistics, or not; false when nothing changed, or the class was not measured. Raises 55000 unless all three indexes are usable';
+comment on function set_class_ready(text, bigint, boolean) is 'Lets searches use a class''s own indexes and statistics, or not; false when nothing changed, or the class was not measured. Raises 55000 unless both indexes are usable';
 
 create function demote_class(tenant_id text, access_id bigint)
 returns boolean

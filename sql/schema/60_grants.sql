@@ -4,7 +4,8 @@
 grant select on rag_access_classes to rag_search;
 grant insert (tenant_id, scope, user_id, project_id, tags, tags_digest) on rag_access_classes to rag_search;
 grant select on rag_project_members to rag_search;
-grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language, embedding_model) on rag_chunks to rag_search;
+grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language, embedding, embedding_model)
+on rag_chunks to rag_search;
 grant select (
     tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
     content_updated_at, source_updated_at
@@ -121,10 +122,10 @@ begin
             ('lexeme_total(tsvector)', service, null),
             ('lexeme_query(text)', array['rag_search', 'rag_principal'], null),
             ('question_lexemes(text, text)', array['rag_search', 'rag_principal'], null),
-            ('indexed_contents(bigint[])', array['rag_principal', 'rag_search'], 'rag_search'),
+            ('class_contents(text)', array['rag_principal', 'rag_search'], 'rag_search'),
             ('indexed_among(bigint[])', array['rag_principal', 'rag_search'], 'rag_search'),
             ('candidate_query(text[], bigint[], bigint, bigint)', array['rag_search'], null),
-            ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[])', array['rag_principal'], 'rag_search'),
+            ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text)', array['rag_principal'], 'rag_search'),
             ('nearest_indexed(bigint, halfvec, text, uuid[], integer, integer)', array['rag_principal'], null),
             ('vector_share(text, text, text)', array['rag_principal'], null),
             (

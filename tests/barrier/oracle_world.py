@@ -298,7 +298,6 @@ LARGE_CLASSES = 4
 OWN_INDEXES = (
     ("vector", "hnsw (embedding rag.halfvec_cosine_ops)"),
     ("words", "gin (tsv) with (fastupdate = off)"),
-    ("contents", "btree (embedding_model, language)"),
 )
 
 

@@ -74,6 +74,4 @@ def indexes(deployment: Deployment) -> dict[str, bool]:
 
 def own(*access_ids: int) -> dict[str, bool]:
     """What `indexes` says of classes that have all of theirs."""
-    return {
-        f"rag_chunks_{kind}_{access_id}": True for access_id in access_ids for kind in ("contents", "vector", "words")
-    }
+    return {f"rag_chunks_{kind}_{access_id}": True for access_id in access_ids for kind in ("vector", "words")}

@@ -159,8 +159,6 @@ def test_each_chunk_of_the_class_is_in_its_indexes(deployment: Deployment, care:
 def found_by_index(deployment: Deployment, access_id: int) -> set[str]:
     with deployment.cluster.superuser(deployment.name) as connection:
         connection.execute("set enable_seqscan = off; set enable_indexscan = off")
-        # So few rows are read as fast through any index of the class.
-        connection.execute(f"drop index if exists rag.rag_chunks_contents_{access_id}")
         query = f"select id::text from rag.rag_chunks where access_id = {access_id} and tsv @@ 'palisad'"
         (plan,) = [str(connection.execute(f"explain {query}").fetchall())]
         assert f"rag_chunks_words_{access_id}" in plan
@@ -223,13 +221,13 @@ def shrink_everything_known(deployment: Deployment, care: Care) -> None:
 # --- broken off -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_run_that_died_is_taken_up_where_it_ended(deployment: Deployment, care: Care, steps: int):
     grow(deployment, 1, 41)
-    assert care.actions == ["build", "build", "build", "measure", "ready"]
+    assert care.actions == ["build", "build", "measure", "ready"]
     care.run(steps=steps)
     assert care.ready == []
-    assert care.actions == ["build", "build", "build", "measure", "ready"][steps:]
+    assert care.actions == ["build", "build", "measure", "ready"][steps:]
     built = rows(deployment.url("postgres"), "select oid from pg_class where relname ~ '^rag_chunks_.*_1$'")
     care.run()
     assert (care.ready, indexes(deployment)) == ([1], own(1))
@@ -258,7 +256,7 @@ def test_a_build_that_was_cancelled_is_made_again(deployment: Deployment, care: 
             broken.result(60)
     assert indexes(deployment) == {"rag_chunks_vector_1": False}
     assert care.ready == []
-    assert care.actions == ["drop", "build", "build", "build", "measure", "ready"]
+    assert care.actions == ["drop", "build", "build", "measure", "ready"]
     assert care.run() == []
     assert (care.ready, indexes(deployment)) == ([1], own(1))
 
@@ -297,12 +295,12 @@ def test_a_class_keeps_its_indexes_down_to_half_of_the_threshold(deployment: Dep
     care.run()
     assert (care.ready, care.counted, indexes(deployment)) == ([1], {1: 21}, own(1))
     shrink(deployment, 1, 20)
-    assert care.actions == ["demote", "drop", "drop", "drop"]
+    assert care.actions == ["demote", "drop", "drop"]
     # From the first step on no search uses them; whatever is left of them is dropped by the next run.
     care.run(steps=1)
     assert (care.ready, indexes(deployment)) == ([], own(1))
     care.run(steps=1)
-    assert list(indexes(deployment)) == ["rag_chunks_vector_1", "rag_chunks_words_1"]
+    assert list(indexes(deployment)) == ["rag_chunks_words_1"]
     care.run()
     assert indexes(deployment) == {}
     assert rows(deployment.url("postgres"), "select lexeme from rag.rag_class_lexemes") == []
@@ -317,7 +315,7 @@ def test_indexes_of_an_erased_class_are_dropped(deployment: Deployment, care: Ca
     with desk.session() as session:
         erase.forget(session, Subject(tenant_id="acme", user_id=1))
     assert (care.ready, indexes(deployment)) == ([2], own(1, 2))
-    assert care.actions == ["drop", "drop", "drop"]
+    assert care.actions == ["drop", "drop"]
     care.run()
     assert (care.ready, indexes(deployment)) == ([2], own(2))
 
@@ -406,20 +404,18 @@ def test_without_the_owner_it_says_what_the_owner_has_to_run(deployment: Deploym
     assert care.run(owner=None) == [
         "class 1: build the index of vectors",
         "class 1: build the index of words",
-        "class 1: build the index of models and languages",
         "class 1: count its words",
         "class 1: searches use its own indexes",
     ]
     assert (care.ready, indexes(deployment)) == ([], {})
     with deployment.cluster.superuser(deployment.name) as connection:
-        for step in care.plan().steps[:3]:
+        for step in care.plan().steps[:2]:
             connection.execute(step.statement)
     assert care.run(owner=None) == []
     assert (care.ready, indexes(deployment)) == ([1], own(1))
     # A demotion counts at once; what it leaves is the owner's to drop.
     shrink(deployment, 1, 20)
     assert sorted(care.run(owner=None)) == [
-        "class 1: remove the index of models and languages",
         "class 1: remove the index of vectors",
         "class 1: remove the index of words",
     ]
@@ -495,9 +491,7 @@ def test_an_index_that_has_bloated_is_reported_with_its_rebuild(deployment: Depl
         assert maintain.bloated(turn.survey()) == []
         (before,) = maintain.report(turn.survey())
     assert (before.bloat, before.ready, before.chunks, before.counted_chunks) == (1.0, True, 400, 400)
-    assert before.bytes_per_chunk == round(
-        (before.vector_bytes + before.words_bytes + before.contents_bytes + before.statistics_bytes) / 400
-    )
+    assert before.bytes_per_chunk == round((before.vector_bytes + before.words_bytes + before.statistics_bytes) / 400)
     shrink(deployment, 1, 100)
     with care.turn() as turn:
         (after,) = maintain.report(turn.survey())
@@ -570,15 +564,13 @@ def test_the_command_shows_what_it_does_and_what_there_is(rag: Rag, deployment: 
     assert ran.code == 0
     assert [line for line in ran.err.splitlines() if "(" not in line] == [
         "class 7: build the index of vectors",
-        "maintaining: 1/5",
+        "maintaining: 1/4",
         "class 7: build the index of words",
-        "maintaining: 2/5",
-        "class 7: build the index of models and languages",
-        "maintaining: 3/5",
+        "maintaining: 2/4",
         "class 7: count its words",
-        "maintaining: 4/5",
+        "maintaining: 3/4",
         "class 7: searches use its own indexes",
-        "maintaining: 5/5",
+        "maintaining: 4/4",
     ]
     head, line = ran.out.splitlines()
     values = dict(zip(head.split(), line.split(), strict=True))
@@ -597,7 +589,7 @@ def test_the_command_as_json(rag: Rag, deployment: Deployment):
     ran = rag("maintain", "--json")
     found: dict[str, Any] = json.loads(ran.out)
     assert (ran.code, found["left"], found["bloated"]) == (0, [], [])
-    assert len(found["done"]) == 10
+    assert len(found["done"]) == 8
     assert found["left_out"] == [{"access_id": 5, "chunks": 45}]
     assert [(each["access_id"], each["ready"]) for each in found["classes"]] == [(7, True), (6, True)]
     again = rag("maintain")
@@ -613,12 +605,11 @@ def test_a_plan_changes_nothing(rag: Rag, deployment: Deployment):
         [
             "class 7: build the index of vectors",
             "class 7: build the index of words",
-            "class 7: build the index of models and languages",
             "class 7: count its words",
             "class 7: searches use its own indexes",
         ],
     )
-    assert len(json.loads(rag("maintain", "--plan", "--json").out)["planned"]) == 5
+    assert len(json.loads(rag("maintain", "--plan", "--json").out)["planned"]) == 4
     assert indexes(deployment) == {}
     assert rows(deployment.url("postgres"), "select access_id from rag.rag_class_indexes") == []
 
@@ -673,7 +664,6 @@ def test_the_doctor_tells_what_waits_for_maintenance(rag: Rag, care: Care, deplo
         erase.forget(session, Subject(tenant_id="acme", user_id=5))
         erase.forget(session, Subject(tenant_id="acme", user_id=7))
     assert said_of_indexes(rag("doctor", "--json")) == [
-        ("warning", "index rag_chunks_contents_7 on rag_chunks"),
         ("warning", "index rag_chunks_vector_7 on rag_chunks"),
         ("warning", "index rag_chunks_words_7 on rag_chunks"),
     ]

@@ -212,7 +212,8 @@ PRIVILEGES = {
         ("rag_access_classes", "SELECT"): "*",
         ("rag_access_classes", "INSERT"): "tenant_id scope user_id project_id tags tags_digest",
         ("rag_project_members", "SELECT"): "*",
-        ("rag_chunks", "SELECT"): "tenant_id id access_id document_id tsv lexeme_count language embedding_model",
+        ("rag_chunks", "SELECT"): "tenant_id id access_id document_id tsv lexeme_count language embedding"
+        " embedding_model",
         ("rag_documents", "SELECT"): "tenant_id access_id id scope user_id tags source_type language doc_type verified"
         " created_at updated_at content_updated_at source_updated_at",
         ("rag_signing_keys", "SELECT"): "*",
@@ -470,12 +471,12 @@ EXPLAIN = (
 DEFINERS = {
     "rag_search": [
         "access_class(text,bigint,text,text[])",
+        "class_contents(text)",
         "class_reads(bigint,text,bigint,text,text[])",
         "class_sizes(bigint)",
         "demote_class(text,bigint)",
         "indexed_among(bigint[])",
-        "indexed_contents(bigint[])",
-        "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[])",
+        "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[],halfvec,text)",
         "load_service_keys(text)",
         "measure_class(text,bigint,integer)",
         "my_access_ids()",
@@ -579,6 +580,11 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ("select rag.access_class('project', 1, 'alpha', '{public}')",),
         6,
     ),
+    "class_contents(text)": (
+        "rag_app",
+        ("select array(select language from rag.class_contents(null) order by 1)",),
+        ["en"],
+    ),
     "class_reads(bigint,text,bigint,text,text[])": (
         "rag_app",
         (
@@ -604,12 +610,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ("select rag.indexed_among(array[1, 2, 3, 6]::bigint[])",),
         [],
     ),
-    "indexed_contents(bigint[])": (
-        "rag_app",
-        ("select array(select access_id from rag.indexed_contents(array[1, 2, 3, 6]::bigint[]))",),
-        [],
-    ),
-    "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[])": (
+    "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[],halfvec,text)": (
         "rag_app",
         ("select array(select access_id from rag.keyword_candidates('palisade', null, null, 50) order by 1)",),
         [1, 3, 6],

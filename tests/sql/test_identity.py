@@ -979,7 +979,7 @@ FOR_PRINCIPAL = {
     *("my_principal", "my_tenant_id", "my_user_id", "i_am_analyst", "my_access_ids", "my_writable_access_ids"),
     *("narrowed_access_ids", "my_classes", "tenant_lock", "source_digest", "erasure_digest", "keyword_candidates"),
     *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
-    *("indexed_contents", "indexed_among", "nearest_indexed", "vector_share", "fuse_candidates"),
+    *("class_contents", "indexed_among", "nearest_indexed", "vector_share", "fuse_candidates"),
 }
 
 
@@ -1065,7 +1065,7 @@ def test_the_service_cannot_pass_on_its_rights(world: Deployment, role: str) -> 
         (
             "rag_search",
             (
-                *("select chunk_text from rag_chunks", "select embedding from rag_chunks"),
+                *("select chunk_text from rag_chunks", "select section from rag_chunks"),
                 *(f"select {name} from rag_documents" for name in ("title", "body", "source_id", "source_uri")),
                 *("select metadata from rag_documents", "select source_hash from rag_documents"),
                 *("select count(*) from rag_query_logs", "select count(*) from rag_assertions"),

@@ -232,7 +232,6 @@ def test_a_number_of_two_tenants_counts_as_an_empty_class(admin: psycopg.Connect
 
 VECTOR = "hnsw (embedding halfvec_cosine_ops)"
 WORDS = "gin (tsv)"
-CONTENTS = "btree (embedding_model, language)"
 
 
 def build(admin: psycopg.Connection, kind: str, what: str, access_id: int = CLASS, *, ending: str = "") -> None:
@@ -247,7 +246,6 @@ def build(admin: psycopg.Connection, kind: str, what: str, access_id: int = CLAS
         ("words", f"{WORDS} where access_id = {CLASS} and chunk_index = 0"),
         ("words", f"{VECTOR} where access_id = {CLASS}"),
         ("vector", f"{WORDS} where access_id = {CLASS}"),
-        ("contents", f"btree (language) where access_id = {CLASS} and chunk_index = 0"),
         ("vector", f"hnsw (embedding halfvec_l2_ops) where access_id = {CLASS}"),
         ("vector", f"ivfflat (embedding halfvec_cosine_ops) where access_id = {CLASS}"),
     ],
@@ -257,7 +255,6 @@ def build(admin: psycopg.Connection, kind: str, what: str, access_id: int = CLAS
         "of a part",
         "vectors",
         "words",
-        "contents of a part",
         "other distance",
         "other method",
     ],
@@ -292,8 +289,6 @@ def test_a_class_is_ready_when_it_was_counted_and_all_its_indexes_are_valid(
     build(admin, "vector", f"{VECTOR} where access_id = {CLASS}")
     assert refused_with(desk, ready) == "55000"
     build(admin, "words", f"{WORDS} where access_id = {CLASS}")
-    assert refused_with(desk, ready) == "55000"
-    build(admin, "contents", f"{CONTENTS} where access_id = {CLASS}")
     assert column(desk, ready) == [False]
     measure(desk)
     assert column(admin, "select ready from rag_class_indexes") == [False]
