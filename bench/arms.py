@@ -525,7 +525,8 @@ def keys(found: Result) -> list[tuple[str, int]]:
 class Fusion:
     """How rag.search() fuses. Read from its text, so that the truth follows where a constant is changed."""
 
-    rrf_k: float
+    keyword_k: float
+    vector_k: float
     keyword_weight: float
     vector_weight: float
     arm_depth: int = 50
@@ -535,9 +536,10 @@ class Fusion:
     def of(cls, place: Place) -> Fusion:
         text = place.value("select prosrc from pg_proc where oid = 'rag.fuse_candidates'::regproc")
         share = place.value("select rag.vector_share(%s, %s, 'rank')", generated.MODEL, generated.LANGUAGE)
-        found = re.search(r"rrf_k constant double precision := ([0-9.]+);", text)
-        assert found is not None
-        return cls(rrf_k=float(found[1]), keyword_weight=1 - share, vector_weight=share)
+        k = dict(re.findall(r"(words|vectors)_k constant double precision := ([0-9.]+);", text))
+        return cls(
+            keyword_k=float(k["words"]), vector_k=float(k["vectors"]), keyword_weight=1 - share, vector_weight=share
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,8 +612,8 @@ def truths(rows: Chunks, questions: Sequence[Question], fusion: Fusion) -> list[
         matching = matching[scores[matching] > 0]
         union = np.union1d(nearest, matching)
         # Equal scores share a rank, whatever the order in which they were summed up.
-        fused = fusion.keyword_weight / (fusion.rrf_k + _ranks(scores[union].round(9)))
-        fused += fusion.vector_weight / (fusion.rrf_k + _ranks(cosines[union]))
+        fused = fusion.keyword_weight / (fusion.keyword_k + _ranks(scores[union].round(9)))
+        fused += fusion.vector_weight / (fusion.vector_k + _ranks(cosines[union]))
         order = np.lexsort((-cosines[union], -fused))
         return Truth(
             vector=right(nearest, cosines[nearest], fusion.max_per_document),

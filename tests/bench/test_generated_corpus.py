@@ -116,7 +116,7 @@ def test_the_truth_scores_by_bm25_and_cosine() -> None:
     rows = hand_made([7, 7, 8, 9], [8, 9, 9, 9], [9, 9, 9, 9], vectors=[[0, 1], [1, 0], [0.6, 0.8]])
     question = Question(kind="near", text="", words=(7, 8), vector=np.array([1, 0], dtype=np.float32))
 
-    (truth,) = truths(rows, [question], Fusion(rrf_k=10, keyword_weight=1.5, vector_weight=1))
+    (truth,) = truths(rows, [question], Fusion(keyword_k=10, vector_k=10, keyword_weight=1.5, vector_weight=1))
 
     first, second, third = (f"{number:02x}" * 16 for number in (1, 2, 3))
     # All lengths are the mean, so the denominator is tf + 1.2. Word 7: idf ln(1 + 2.5/1.5), twice in the first.

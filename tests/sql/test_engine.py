@@ -113,7 +113,12 @@ def test_a_model_that_knows_english_alone_is_believed_less_elsewhere(superuser: 
     shares = (
         "select array[vector_share(%s, 'en', 'rank'), vector_share(%s, 'ru', 'rank'), vector_share(%s, null, 'rank')]"
     )
-    assert column(superuser, shares, (model,) * 3) == [[0.4, 0.2, 0.4]]
+    assert column(superuser, shares, (model,) * 3) == [[0.7, 0.2, 0.7]]
+
+
+def test_scores_of_a_language_in_the_script_of_english_are_believed(superuser: psycopg.Connection) -> None:
+    shares = "select array[vector_share(%s, 'de', 'score'), vector_share(%s, 'ru', 'score')]"
+    assert column(superuser, shares, ("local/all-MiniLM-L6-v2",) * 2) == [[0.6, 0.1]]
 
 
 @pytest.mark.parametrize("model", ["openai/text-embedding-3-small", "ollama/bge-m3", "ollama/nomic-embed-text-v2-moe"])
