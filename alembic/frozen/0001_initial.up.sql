@@ -2362,9 +2362,14 @@ begin
             from unnest(languages) as given (language)
             union all
             select nullif(counted.language, ''), counted.chunks, counted.lexemes
-            from rag_class_languages as counted
-            where counted.tenant_id = tenant
-                and counted.access_id = any(indexed)
+            from unnest(indexed) as mine (access_id)
+            cross join lateral (
+                select class.language, class.chunks, class.lexemes
+                from rag_class_languages as class
+                where class.tenant_id = tenant
+                    and class.access_id = mine.access_id
+                offset 0
+            ) as counted
         ) as part
         group by part.language
     ) as collection;
@@ -2387,11 +2392,17 @@ begin
         cross join lateral question_lexemes(collection.language, keyword_candidates.question) as entry
         left join lateral (
             select sum(class.chunks) as chunks
-            from rag_class_lexemes as class
-            where class.tenant_id = tenant
-                and class.access_id = any(indexed)
-                and class.language = coalesce(collection.language, '')
-                and class.lexeme = entry.lexeme
+            from unnest(indexed) as mine (access_id)
+            -- By the whole key: by a part of it, rows of others are read as well, and told from one's own afterwards.
+            cross join lateral (
+                select class.chunks
+                from rag_class_lexemes as class
+                where class.tenant_id = tenant
+                    and class.access_id = mine.access_id
+                    and class.language = coalesce(collection.language, '')
+                    and class.lexeme = entry.lexeme
+                offset 0
+            ) as class
         ) as counted on true
     ) as term;
     if lexemes is null then
@@ -2476,15 +2487,23 @@ begin
                 from unnest(indexed) as mine (access_id)
                 cross join unnest(languages) with ordinality as collection (language, place)
                 join unnest(places, lexemes) as entry (place, lexeme) on entry.place = collection.place
-                left join rag_class_languages as collected
-                    on collected.tenant_id = tenant
-                    and collected.access_id = mine.access_id
-                    and collected.language = coalesce(collection.language, '')
-                left join rag_class_lexemes as counted
-                    on counted.tenant_id = tenant
-                    and counted.access_id = mine.access_id
-                    and counted.language = coalesce(collection.language, '')
-                    and counted.lexeme = entry.lexeme
+                left join lateral (
+                    select class.chunks
+                    from rag_class_languages as class
+                    where class.tenant_id = tenant
+                        and class.access_id = mine.access_id
+                        and class.language = coalesce(collection.language, '')
+                    offset 0
+                ) as collected on true
+                left join lateral (
+                    select class.chunks
+                    from rag_class_lexemes as class
+                    where class.tenant_id = tenant
+                        and class.access_id = mine.access_id
+                        and class.language = coalesce(collection.language, '')
+                        and class.lexeme = entry.lexeme
+                    offset 0
+                ) as counted on true
                 group by mine.access_id, collection.language
             ) as class
         ), '');
