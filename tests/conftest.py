@@ -154,6 +154,17 @@ def drop_database(cluster: Cluster, name: str) -> None:
         connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
 
+@contextmanager
+def clone(cluster: Cluster, template: str) -> Iterator[Deployment]:
+    """A copy of a database that nobody is connected to, dropped at the end of the block."""
+    name = f"palisade_{secrets.token_hex(6)}"
+    create_database(cluster, name, template=template)
+    # What belongs to a database and not to its content is not copied.
+    migrate.bootstrap(cluster.url("postgres", name))
+    yield Deployment(cluster, name)
+    drop_database(cluster, name)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     with _server() as url:
@@ -176,17 +187,7 @@ def template(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def new_deployment(cluster: Cluster, template: str) -> Callable[[], AbstractContextManager[Deployment]]:
     """Clones of the template, each dropped at the end of its block."""
-
-    @contextmanager
-    def clone() -> Iterator[Deployment]:
-        name = f"palisade_{secrets.token_hex(6)}"
-        create_database(cluster, name, template=template)
-        # What belongs to a database and not to its content is not copied.
-        migrate.bootstrap(cluster.url("postgres", name))
-        yield Deployment(cluster, name)
-        drop_database(cluster, name)
-
-    return clone
+    return lambda: clone(cluster, template)
 
 
 @pytest.fixture
