@@ -14,6 +14,7 @@ IDENTITY = "sql/schema/20_identity.sql"
 POLICIES = "sql/schema/30_policies.sql"
 READING = "sql/schema/35_reading.sql"
 SEARCH = "sql/schema/40_search.sql"
+MAINTAINING = "sql/schema/42_maintaining.sql"
 OPERATING = "sql/schema/45_operating.sql"
 VIEWS = "sql/schema/50_views.sql"
 GRANTS = "sql/schema/60_grants.sql"
@@ -22,6 +23,7 @@ CATALOG = "sql/test_catalog.py"
 WHO = "sql/test_identity.py"
 WHAT = "sql/test_policies.py"
 FORGED = "barrier/test_forgery.py"
+NEIGHBOURS = "barrier/test_foreign_neighbours.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +344,13 @@ MUTANTS = (
         "sql/test_search.py::test_a_scope_narrows_what_is_visible",
     ),
     Mutant(
+        "classes of the whole tenant are scored",
+        IDENTITY,
+        "return my_access_ids();",
+        "return array(select access_id from rag_access_classes where tenant_id = my_tenant_id());",
+        f"{NEIGHBOURS}::test_foreign_words_change_no_answer",
+    ),
+    Mutant(
         "a search path that is not pinned",
         IDENTITY,
         """
@@ -604,6 +613,14 @@ MUTANTS = (
         "continue when class <> all(readable);",
         "",
         "sql/test_engine.py::test_indexes_of_a_class_serve_nobody_else",
+    ),
+    Mutant(
+        "words of the whole tenant are counted",
+        MAINTAINING,
+        "and chunk.access_id = measure_class.access_id",
+        "",
+        f"{NEIGHBOURS}::test_foreign_words_change_no_answer",
+        times=2,
     ),
     Mutant(
         "an erasure that leaves the classes",
