@@ -603,16 +603,16 @@ MUTANTS = (
     Mutant(
         "scores of somebody else's nominees",
         SEARCH,
-        "where nominee.access_id = any($15)",
+        "where nominee.access_id = any($14)",
         "where nominee.access_id is not null",
         "sql/test_engine.py::test_a_nominee_of_somebody_else_has_no_score",
     ),
     Mutant(
-        "models and languages of any large class",
+        "models and languages of any class",
         SEARCH,
-        "continue when class <> all(readable);",
-        "",
-        "sql/test_engine.py::test_indexes_of_a_class_serve_nobody_else",
+        "from unnest(narrowed_access_ids(class_contents.only_scope)) as class (access_id)",
+        "from rag_access_classes as class",
+        "sql/test_engine.py::test_languages_of_others_are_not_told",
     ),
     Mutant(
         "words of the whole tenant are counted",

@@ -304,9 +304,21 @@ def test_indexes_of_a_class_serve_nobody_else(ask: Ask, store: Store, deployment
     assert ask(ALICE, "ferry", None, arms="keyword") == []
 
 
-def test_a_nominee_of_somebody_else_has_no_score(store: Store, deployment: Deployment) -> None:
+def test_languages_of_others_are_not_told(store: Store, deployment: Deployment) -> None:
+    store(BOB, "паром", language="ru")
+    store(ALICE, "anchor", language="en")
+    with deployment.cluster.superuser(deployment.name) as connection:
+        connection.execute("grant execute on function rag.class_contents to rag_app")
+    with deployment.transaction(ALICE) as connection:
+        assert column(connection, "select language from rag.class_contents(null)") == ["en"]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_nominee_of_somebody_else_has_no_score(store: Store, deployment: Deployment, large: bool) -> None:
     store(BOB, "ferry", embedding=EAST)
     mine = store(ALICE, "ferry", embedding=EAST)
+    if large:
+        make_ready(deployment)
     with deployment.cluster.superuser(deployment.name) as connection:
         connection.execute("grant execute on function rag.keyword_candidates to rag_app")
         chunks = connection.execute("select array_agg(access_id), array_agg(id) from rag.rag_chunks").fetchone()
