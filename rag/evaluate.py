@@ -445,7 +445,6 @@ async def search(
 ) -> list[Passage]:
     """The passages that the product gives with its own thresholds; keywords alone take no vector."""
     settings = engine.settings.model_copy(update={"rag_max_chunks_per_doc": max_per_document})
-    threshold = settings.rag_min_similarity_score
     passages, _ = await retrieve(
         question,
         None if mode == "keyword" else vector,
@@ -453,7 +452,8 @@ async def search(
         database=engine.database,
         settings=settings,
         embedding_model=engine.embedder.model_id,
-        min_similarity=engine.embedder.min_similarity if threshold is None else threshold,
+        min_similarity=settings.rag_min_similarity_score,
+        model_min_similarity=engine.embedder.min_similarity,
         top_k=top_k,
         budget_tokens=None,
         mode=mode,
