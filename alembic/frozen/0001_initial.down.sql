@@ -72,12 +72,13 @@ drop table rag_query_log_chunks;
 drop table rag_query_logs;
 drop table rag_erasures;
 drop table rag_tombstones;
-drop table rag_calibrations;
 drop table rag_class_lexemes;
 drop table rag_class_languages;
 drop table rag_class_indexes;
 drop table rag_chunks;
 drop table rag_documents;
+-- After what a search reads before it, so that neither waits for the other.
+drop table rag_calibrations;
 drop table rag_project_members;
 drop table rag_access_classes;
 

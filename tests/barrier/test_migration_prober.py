@@ -27,7 +27,7 @@ OPERATORS_OWN = frozenset(
     (
         *("rag_project_members", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_erasures"),
         "rag_calibrations",
-        *("list_signing_keys()", "count_traces()", "explain_access()", "class_sizes()"),
+        *("list_signing_keys()", "count_traces()", "explain_access()", "class_sizes()", "embeds_with()"),
     )
 )
 # Not there yet or no longer, not permitted, and the loser of a deadlock with the migration.
