@@ -218,7 +218,7 @@ def test_nobody_sees_a_row_while_migrations_go_up_and_down(
 def test_a_table_that_is_open_until_the_end_of_its_migration_is_noticed(deployment: Deployment) -> None:
     """The schema files one by one, each in a transaction of its own."""
     with probed(deployment, ("rag_app",)) as probers:
-        down(deployment)
+        beyond_deadlocks(down, deployment)
         with deployment.connect("rag_migrator") as migrator:
             migrator.execute("set role rag_owner")
             for file in sorted((sql_folder() / "schema").glob("*.sql")):
