@@ -616,7 +616,7 @@ begin atomic
     end;
 end;
 
-comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows. As shipped: a row of rag_calibrations comes before it';
+comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows';
 
 -- What `search` returns; its columns are final.
 create type search_hit as (
@@ -702,15 +702,6 @@ begin
             as word (access_id, id, score, share, nominates)
     ),
 
-    -- What was calibrated for the tenant: read once, and only where there are two arms to weigh.
-    calibrated as materialized (
-        select calibration.language, calibration.vector_share
-        from rag_calibrations as calibration
-        where calibration.tenant_id = tenant
-            and calibration.embedding_model = fuse_candidates.embedding_model
-            and calibration.fusion = fuse_candidates.fusion
-    ),
-
     -- Joined under the caller's policies: whatever a candidate function may give, this is the barrier.
     candidate as materialized (
         select
@@ -743,14 +734,7 @@ begin
             case fuse_candidates.mode
                 when 'keyword' then 0
                 when 'vector' then 1
-                else coalesce(
-                    (
-                        select calibrated.vector_share
-                        from calibrated
-                        where calibrated.language = coalesce(chunk.language, '')
-                    ),
-                    vector_share(fuse_candidates.embedding_model, chunk.language, fuse_candidates.fusion)
-                )
+                else vector_share(fuse_candidates.embedding_model, chunk.language, fuse_candidates.fusion)
             end as vector_share
         from (
             select
