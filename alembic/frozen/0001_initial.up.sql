@@ -2156,9 +2156,8 @@ end;
 comment on function lexeme_query(text) is 'The query for exactly this lexeme, whatever characters it has; for a single letter of the unspaced scripts, the query for every pair that begins with it';
 -- Retrieval. `search` is what the service and psql call; it runs as rag_principal, under the caller's policies.
 -- Nothing is indexed or counted across access classes. A small class is read whole, through the b-tree. A large
--- one (`ready` in rag_class_indexes) has statistics of its words, and indexes of its own: an HNSW, a GIN, and a
--- small one of models and languages; a statement reaches them by naming the class as a literal. `rag maintain`
--- cares for these.
+-- one (`ready` in rag_class_indexes) has statistics of its words, and indexes of its own: an HNSW and a GIN; a
+-- statement reaches them by naming the class as a literal. `rag maintain` cares for these.
 
 -- A definer function because the comparison of texts is not leakproof: under row security no index could serve it.
 create function class_contents(only_scope text)
@@ -2447,8 +2446,8 @@ begin
 
     scans := format(
         'select found.access_id, found.id, found.document_id, found.lexeme_count, found.place, true as counted, '
-        'case when found.embedding_model = $15 and ($3 is null or found.document_id = any($3)) '
-        'then found.embedding <=> $16 end as distance, %s '
+        'case when found.embedding_model = $14 and ($3 is null or found.document_id = any($3)) '
+        'then found.embedding <=> $15 end as distance, %s '
         'from (select %s from rag_chunks as chunk where chunk.tenant_id = $1 and chunk.access_id = any($2) offset 0) '
         'as found',
         occurrences, placed
@@ -2537,7 +2536,7 @@ begin
                     1
                 ) as mean_length,
                 counted.frequencies
-            from unnest($9::bigint[], $10::bigint[]) with ordinality as given (chunks, lexemes, place)
+            from unnest($8::bigint[], $9::bigint[]) with ordinality as given (chunks, lexemes, place)
             left join counted on counted.place = given.place
         ),
 
@@ -2548,8 +2547,8 @@ begin
                 min(collection.mean_length) as mean_length,
                 array_agg(term.weight * idf.idf order by term.bit) as weights,
                 sum(term.weight * idf.idf) as ceiling
-            from unnest($4::integer[], $5::integer[], $6::text[], $7::integer[], $8::bigint[])
-                as term (place, bit, lexeme, weight, chunks)
+            from unnest($4::integer[], $5::integer[], $6::integer[], $7::bigint[])
+                as term (place, bit, weight, chunks)
             join collection on collection.place = term.place
             cross join lateral (
                 select term.chunks + coalesce(collection.frequencies[term.bit + 1], 0) as chunks
@@ -2599,7 +2598,7 @@ begin
             from scored
             where scored.likely
             order by scored.share desc, scored.id
-            limit $11
+            limit $10
         ),
 
         near as materialized (
@@ -2607,7 +2606,7 @@ begin
             from matched
             where matched.distance is not null
             order by matched.distance, matched.id
-            limit $11
+            limit $10
         ),
 
         named as (
@@ -2618,7 +2617,7 @@ begin
             from near
             union all
             select nominee.access_id, nominee.id, false, null
-            from unnest($12::bigint[], $13::uuid[]) as nominee (access_id, id)
+            from unnest($11::bigint[], $12::uuid[]) as nominee (access_id, id)
         )
 
         select
@@ -2638,18 +2637,18 @@ begin
         -- Of those that another arm nominates, the ones of large classes may have been passed over.
         case when keyword_candidates.nominee_ids <> '{}' and indexed <> '{}' then format(
             'union all select found.access_id, found.id, found.document_id, found.lexeme_count, found.place, false, '
-            'null, %s, false from unnest($12::bigint[], $13::uuid[]) as nominee (access_id, id) cross join lateral ('
+            'null, %s, false from unnest($11::bigint[], $12::uuid[]) as nominee (access_id, id) cross join lateral ('
             'select %s from rag_chunks as chunk '
             'where chunk.tenant_id = $1 and chunk.access_id = nominee.access_id and chunk.id = nominee.id '
             'offset 0) as found '
-            'where nominee.access_id = any($14) and not exists ('
+            'where nominee.access_id = any($13) and not exists ('
             'select from matched where matched.access_id = nominee.access_id and matched.id = nominee.id)',
             occurrences, placed
         ) end
     )
     using
         tenant, scanned, keyword_candidates.only_documents,
-        places, bits, lexemes, weights, frequencies,
+        places, bits, weights, frequencies,
         sizes, lengths,
         keyword_candidates.depth,
         keyword_candidates.nominee_access_ids, keyword_candidates.nominee_ids, indexed,
@@ -2740,10 +2739,11 @@ $$;
 
 comment on function nearest_indexed(bigint, halfvec, text, uuid[], integer, integer) is 'The depth nearest chunks of one class that has an HNSW of its own, under the caller''s policies, in no order; breadth is hnsw.ef_search, more is slower and misses less';
 
--- How far an embedding model is believed against the words, from 0 to 1. Chosen with all-MiniLM-L6-v2, exact cosines
--- and the constants of fuse_candidates; nDCG@10 with it, by rank and by score: SQuAD .899 .908, Cranfield .466 .472,
--- CovidQA .708 .739, XQuAD de .922 .931, ru .941 .940. In Russian, which the model does not know, its own order gives
--- .276, the words alone .941; in German, which shares the script and many pieces of words with English, .712 and .921.
+-- How far an embedding model is believed against the words, from 0 to 1. Chosen on questions judged offline, with
+-- all-MiniLM-L6-v2, exact cosines and the constants of fuse_candidates; nDCG@10 with it, by rank and by score:
+-- SQuAD .899 .908, Cranfield .466 .472, CovidQA .708 .739, XQuAD de .922 .931, ru .941 .940. In Russian, which the
+-- model does not know, its own order gives .276, the words alone .941; in German, which shares the script and many
+-- pieces of words with English, .712 and .921.
 create function vector_share(embedding_model text, language text, fusion text)
 returns double precision
 language sql

@@ -603,7 +603,7 @@ MUTANTS = (
     Mutant(
         "scores of somebody else's nominees",
         SEARCH,
-        "where nominee.access_id = any($14)",
+        "where nominee.access_id = any($13)",
         "where nominee.access_id is not null",
         "sql/test_engine.py::test_a_nominee_of_somebody_else_has_no_score",
     ),
