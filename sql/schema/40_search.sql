@@ -585,7 +585,7 @@ comment on function nearest_indexed(bigint, halfvec, text, uuid[], integer, inte
 
 -- How far an embedding model is believed against the words, from 0 to 1. Chosen on questions judged offline, with
 -- all-MiniLM-L6-v2, exact cosines and the constants of fuse_candidates; nDCG@10 with it, by rank and by score:
--- SQuAD .899 .908, Cranfield .466 .472, CovidQA .708 .739, XQuAD de .922 .931, ru .941 .940. In Russian, which the
+-- SQuAD .900 .908, Cranfield .466 .472, CovidQA .710 .739, XQuAD de .922 .931, ru .941 .940. In Russian, which the
 -- model does not know, its own order gives .276, the words alone .941; in German, which shares the script and many
 -- pieces of words with English, .712 and .921.
 create function vector_share(embedding_model text, language text, fusion text)
@@ -604,7 +604,7 @@ begin atomic
                 || '|bge-(small|base|large)-en|gte-(small|base|large)(-en|$)|(^|[/:])e5-(small|base|large)(-v2)?$)'
             )
             then case
-                when fusion = 'rank' then 0.2
+                when fusion = 'rank' then 0.08
                 -- Languages of other scripts than Latin.
                 when language = any(
                     '{am,ar,be,bg,bn,bo,cv,dv,dz,el,fa,gu,he,hi,hy,ii,ja,ka,kk,km,kn,ko,ky,lo,mk,ml,mn,mr,my,ne,or,os}'
@@ -612,7 +612,7 @@ begin atomic
                 ) then 0.1
                 else 0.6
             end
-        else case fusion when 'score' then 0.6 else 0.7 end
+        else case fusion when 'score' then 0.6 else 0.46 end
     end;
 end;
 
@@ -688,7 +688,7 @@ declare
     -- Reciprocal rank: Cormack, Clarke and Büttcher 2009, who take 60 for all. With few candidates, whose places are
     -- exact, the first ones deserve more; and the order of the words falls off faster than that of the vectors: after
     -- the few chunks that have the rare words of a question come many that share its frequent ones. With 5 for both,
-    -- at its best share, SQuAD, Cranfield and CovidQA had .892 .459 .704 instead of .899 .466 .708 (nDCG@10).
+    -- at its best share, SQuAD, Cranfield and CovidQA had .892 .459 .704 instead of .900 .466 .710 (nDCG@10).
     words_k constant double precision := 3;
     vectors_k constant double precision := 10;
 begin
@@ -768,8 +768,8 @@ begin
         ) as document
     ),
 
-    -- Ranks over the completed union. Equal scores share a rank, so chunks without any word of the
-    -- question come after all that have one, and none of them is preferred.
+    -- Ranks over the completed union; equal scores share one. A chunk without any word of the question has nothing
+    -- from the words.
     ranked as (
         select
             candidate.*,
@@ -786,9 +786,14 @@ begin
                 when 'score' then
                     (1 - ranked.vector_share) * coalesce(ranked.keyword_share / nullif(ranked.best_share, 0), 0)
                     + ranked.vector_share * coalesce(ranked.cosine, 0)
+                -- 1 for what is first in both arms, whatever the share: else chunks of two languages would not compare.
                 else
-                    (1 - ranked.vector_share) / (words_k + ranked.keyword_rank)
-                    + ranked.vector_share / (vectors_k + ranked.vector_rank)
+                    case
+                        when ranked.keyword_share > 0
+                            then (1 - ranked.vector_share) * (words_k + 1) / (words_k + ranked.keyword_rank)
+                        else 0
+                    end
+                    + ranked.vector_share * (vectors_k + 1) / (vectors_k + ranked.vector_rank)
             end as score
         from ranked
     ),

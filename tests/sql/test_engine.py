@@ -113,12 +113,26 @@ def test_a_model_that_knows_english_alone_is_believed_less_elsewhere(superuser: 
     shares = (
         "select array[vector_share(%s, 'en', 'rank'), vector_share(%s, 'ru', 'rank'), vector_share(%s, null, 'rank')]"
     )
-    assert column(superuser, shares, (model,) * 3) == [[0.7, 0.2, 0.7]]
+    assert column(superuser, shares, (model,) * 3) == [[0.46, 0.08, 0.46]]
 
 
 def test_scores_of_a_language_in_the_script_of_english_are_believed(superuser: psycopg.Connection) -> None:
     shares = "select array[vector_share(%s, 'de', 'score'), vector_share(%s, 'ru', 'score')]"
     assert column(superuser, shares, ("local/all-MiniLM-L6-v2",) * 2) == [[0.6, 0.1]]
+
+
+def test_ranks_of_two_languages_compare(ask: Ask, store: Store) -> None:
+    """First in both arms is 1 in any language; without any word, a language that the model does not know is behind."""
+    model = "local/all-MiniLM-L6-v2"
+    english = store(ALICE, "ferry", embedding=unit_vector(0.6, 0.8), embedding_model=model)
+    russian = store(ALICE, "паром", embedding=unit_vector(0.8, 0.6), embedding_model=model, language="ru")
+    wordless = ask(ALICE, "gull", EAST, embedding_model=model)
+    assert [(row["document_id"], row["score"]) for row in wordless] == [
+        (english, pytest.approx(0.46 * 11 / 12)),
+        (russian, pytest.approx(0.08)),
+    ]
+    first = ask(ALICE, "паром", EAST, embedding_model=model)[0]
+    assert (first["document_id"], first["score"]) == (russian, pytest.approx(1.0))
 
 
 @pytest.mark.parametrize("model", ["openai/text-embedding-3-small", "ollama/bge-m3", "ollama/nomic-embed-text-v2-moe"])

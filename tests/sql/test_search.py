@@ -174,10 +174,10 @@ def test_frequencies_are_those_of_the_scope_that_was_asked_for(ask: Ask, store: 
 def test_reciprocal_ranks_by_hand(ask: Ask, store: Store) -> None:
     """keywords: first, second, then third and fourth with none; cosines 0.6, 0.8, 1 and 0.
 
-    first  0.3 / (3 + 1) + 0.7 / (10 + 3) = 0.128846
-    second 0.3 / (3 + 2) + 0.7 / (10 + 2) = 0.118333
-    third  0.3 / (3 + 3) + 0.7 / (10 + 1) = 0.113636
-    fourth 0.3 / (3 + 3) + 0.7 / (10 + 4) = 0.100000, since chunks without any word share a rank
+    first  0.54 * 4 / (3 + 1) + 0.46 * 11 / (10 + 3) = 0.929231
+    second 0.54 * 4 / (3 + 2) + 0.46 * 11 / (10 + 2) = 0.853667
+    third  0.46 * 11 / (10 + 1) = 0.46, with nothing from the words
+    fourth 0.46 * 11 / (10 + 4) = 0.361429
     """
     first = store(ALICE, "ferry ferry anchor", embedding=unit_vector(0.6, 0.8))
     second = store(ALICE, "ferry boat crane", embedding=unit_vector(0.8, 0.6))
@@ -185,7 +185,7 @@ def test_reciprocal_ranks_by_hand(ask: Ask, store: Store) -> None:
     fourth = store(ALICE, "gull harbour island", embedding=unit_vector(0.0, 1.0))
     rows = ask(ALICE, "ferry", EAST)
     assert documents(rows) == [first, second, third, fourth]
-    assert [row["score"] for row in rows] == pytest.approx([0.128846, 0.118333, 0.113636, 0.100000], abs=1e-6)
+    assert [row["score"] for row in rows] == pytest.approx([0.929231, 0.853667, 0.46, 0.361429], abs=1e-6)
     assert [row["rank"] for row in rows] == [1, 2, 3, 4]
     assert [row["keyword_rank"] for row in rows] == [1, 2, None, None]
     assert [row["vector_rank"] for row in rows] == [3, 2, 1, 4]
@@ -197,7 +197,7 @@ def test_reciprocal_ranks_by_hand(ask: Ask, store: Store) -> None:
 def test_a_keyword_hit_far_from_the_question_gets_its_place_among_the_vectors(ask: Ask, store: Store) -> None:
     """60 chunks are nearer, of which the vector arm nominates 50; the 51st candidate comes by its word.
 
-    0.3 / (3 + 1) + 0.7 / (10 + 51) = 0.086475, though the vector arm never nominated it.
+    0.54 * 4 / (3 + 1) + 0.46 * 11 / (10 + 51) = 0.622951, though the vector arm never nominated it.
     """
     target = store(ALICE, "ferry", embedding=unit_vector(-1.0))
     for number in range(60):
@@ -208,13 +208,13 @@ def test_a_keyword_hit_far_from_the_question_gets_its_place_among_the_vectors(as
     (found,) = (row for row in rows if row["document_id"] == target)
     assert (found["keyword_rank"], found["vector_rank"]) == (1, 51)
     assert found["cosine"] == pytest.approx(-1.0, abs=HALF)
-    assert found["score"] == pytest.approx(0.086475, abs=1e-6)
+    assert found["score"] == pytest.approx(0.622951, abs=1e-6)
 
 
 def test_a_near_chunk_with_a_weak_keyword_gets_its_place_among_the_keywords(ask: Ask, store: Store) -> None:
     """60 chunks say the word more densely, of which the keyword arm nominates 50; they have other vectors.
 
-    0.3 / (3 + 51) + 0.7 / (10 + 1) = 0.069192, with the BM25 score that it has.
+    0.54 * 4 / (3 + 51) + 0.46 * 11 / (10 + 1) = 0.5, with the BM25 score that it has.
     """
     target = store(ALICE, "ferry " + numbered(1, 30), language=None)
     for number in range(60):
@@ -224,7 +224,7 @@ def test_a_near_chunk_with_a_weak_keyword_gets_its_place_among_the_keywords(ask:
     (found,) = (row for row in rows if row["document_id"] == target)
     assert (found["keyword_rank"], found["vector_rank"]) == (51, 1)
     assert found["keyword_score"] > 0
-    assert found["score"] == pytest.approx(0.069192, abs=1e-6)
+    assert found["score"] == pytest.approx(0.5, abs=1e-6)
 
 
 def test_equal_chunks_come_in_the_order_of_their_documents(ask: Ask, store: Store) -> None:
@@ -245,13 +245,13 @@ def test_without_an_embedding_keywords_alone_decide(ask: Ask, store: Store) -> N
     assert row["document_id"] == stored
     assert (row["mode"], row["reason"], row["keyword_rank"]) == ("keyword", "keyword", 1)
     assert (row["cosine"], row["vector_rank"]) == (None, None)
-    assert row["score"] == pytest.approx(1 / 4)
+    assert row["score"] == pytest.approx(1.0)
 
 
 def test_vectors_of_another_model_are_never_compared(ask: Ask, store: Store) -> None:
     """Both have the question's vector, and only one has it from the question's model.
 
-    other 0.3 / (3 + 1) + 0.7 / (10 + 2) = 0.133333, last among the vectors; same 0.3 / 5 + 0.7 / 11 = 0.123636
+    other 0.54 * 4 / (3 + 1) + 0.46 * 11 / (10 + 2) = 0.961667, last among the vectors; same 0.54 * 4 / 5 + 0.46 = 0.892
     """
     other = store(ALICE, "ferry ferry anchor", embedding=EAST, embedding_model="another-model")
     same = store(ALICE, "ferry boat crane", embedding=EAST)
@@ -259,7 +259,7 @@ def test_vectors_of_another_model_are_never_compared(ask: Ask, store: Store) -> 
     assert documents(rows) == [other, same]
     assert [row["cosine"] for row in rows] == [None, 1.0]
     assert [row["vector_rank"] for row in rows] == [None, 1]
-    assert [row["score"] for row in rows] == pytest.approx([0.133333, 0.123636], abs=1e-6)
+    assert [row["score"] for row in rows] == pytest.approx([0.961667, 0.892], abs=1e-6)
     assert [row["reason"] for row in rows] == ["keyword", "keyword_and_vector"]
     assert {row["mode"] for row in rows} == {"partial"}
 
@@ -269,7 +269,7 @@ def test_when_all_vectors_are_of_another_model_keywords_alone_decide(ask: Ask, s
     store(ALICE, "anchor", embedding=EAST, embedding_model="another-model")
     (row,) = ask(ALICE, "ferry", EAST)
     assert (row["document_id"], row["mode"], row["cosine"]) == (stored, "keyword", None)
-    assert row["score"] == pytest.approx(1 / 4)
+    assert row["score"] == pytest.approx(1.0)
 
 
 def test_mode_is_about_the_chunks_that_were_asked_for(ask: Ask, store: Store) -> None:
