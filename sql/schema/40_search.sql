@@ -825,7 +825,7 @@ begin
                 ''
             )) as words
         from ordered
-        cross join lateral translate(lower(ordered.chunk_text), E'\t\n\v\f\r\u00A0', '      ') as spaced (content)
+        cross join lateral translate(lower(ordered.chunk_text), E'\t\n\x0B\f\r\u00A0', '      ') as spaced (content)
         where ordered.place <= fuse_candidates.duplicate_candidates
     ),
 

@@ -390,6 +390,8 @@ def test_age_is_what_the_source_says(ask: Ask, store: Store, deployment: Deploym
         ("W1 w2\n w3", "w3 w2\tw1", True),  # the same words, raw and lower-cased
         ("w1 w2 w3.", "w1 w2 w3", False),  # 2 / 4: words are what stands between spaces
         ("w1 w1 w1 w2", "w1 w2 w2 w2", True),  # sets
+        ("w1\tw2\vw3\fw4\u00a0w5", "w1 w2 w3 w4 w5", True),
+        ("wv tv nv fv rv", "w t n f r", False),  # each letter is one, also those that escapes are written with
         (f"w1 {'x' * 3000} w2", f"{'x' * 3000} w1  w2", True),  # longer than a lexeme may be
     ],
 )
