@@ -157,6 +157,7 @@ class RAGService:
             settings=self.settings,
             embedding_model=self.embedder.model_id,
             min_similarity=self._min_similarity(request),
+            model_min_similarity=self.embedder.min_similarity,
             top_k=request.max_context_chunks or self.settings.rag_total_context_chunks,
             budget_tokens=request.max_context_tokens or self.settings.rag_max_context_tokens,
             scope=request.scope,
@@ -206,6 +207,7 @@ class RAGService:
             settings=self.settings,
             embedding_model=self.embedder.model_id,
             min_similarity=self._min_similarity(request),
+            model_min_similarity=self.embedder.min_similarity,
             top_k=request.max_context_chunks or self.settings.rag_total_context_chunks,
             budget_tokens=request.max_context_tokens or self.settings.rag_max_context_tokens,
             scope=request.scope,
@@ -233,11 +235,9 @@ class RAGService:
             return None, [NO_EMBEDDING]
         return vector, []
 
-    def _min_similarity(self, request: RAGRequest) -> float:
-        if request.min_similarity is not None:
-            return request.min_similarity
-        configured = self.settings.rag_min_similarity_score
-        return self.embedder.min_similarity if configured is None else configured
+    def _min_similarity(self, request: RAGRequest) -> float | None:
+        """What somebody said; else None, and it is what was calibrated, or the model's."""
+        return self.settings.rag_min_similarity_score if request.min_similarity is None else request.min_similarity
 
     async def _write(self, request: RAGRequest, passages: Sequence[Passage], model: str) -> Written:
         """Fit, lay out and generate. A server that counts more tokens than we did gets a shorter prompt, once."""

@@ -96,7 +96,7 @@ class Embedder(Protocol):
     max_input_tokens: int
     """The model's input limit, special tokens and prefix included."""
     min_similarity: float
-    """The cosine below which a chunk does not answer, unless RAG_MIN_SIMILARITY_SCORE says otherwise."""
+    """The cosine below which a chunk does not answer; RAG_MIN_SIMILARITY_SCORE and a calibration come before it."""
     token_counter: str
     """The name of the counter behind `count_tokens`."""
 

@@ -442,10 +442,10 @@ async def search(
     max_per_document: int,
     mode: Mode,
     fusion: Fusion,
+    min_similarity: float | None = None,
 ) -> list[Passage]:
-    """The passages that the product gives with its own thresholds; keywords alone take no vector."""
+    """The passages that the product gives, with its own minimum unless one is given; keywords alone take no vector."""
     settings = engine.settings.model_copy(update={"rag_max_chunks_per_doc": max_per_document})
-    threshold = settings.rag_min_similarity_score
     passages, _ = await retrieve(
         question,
         None if mode == "keyword" else vector,
@@ -453,7 +453,8 @@ async def search(
         database=engine.database,
         settings=settings,
         embedding_model=engine.embedder.model_id,
-        min_similarity=engine.embedder.min_similarity if threshold is None else threshold,
+        min_similarity=settings.rag_min_similarity_score if min_similarity is None else min_similarity,
+        model_min_similarity=engine.embedder.min_similarity,
         top_k=top_k,
         budget_tokens=None,
         mode=mode,
@@ -548,80 +549,135 @@ class Report:
     latency_p95_ms: float
 
 
-async def measure(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """All that a collection asks of its stored documents, with vectors: to be asked any number of times."""
+
+    collection: Collection
+    corpus: Corpus
+    engine: Engine
+    mode: Mode
+    fusion: Fusion
+    questions: tuple[Question, ...]
+    """The judged ones. In `asked` and `vectors` the probes come after them."""
+    asked: tuple[str, ...]
+    vectors: Sequence[Sequence[float] | None]
+    names: Mapping[UUID, str]
+    """The collection's id of each stored document."""
+    spans: Mapping[str, Span]
+    """By question, where it has one, in the body."""
+    places: Places
+
+    @property
+    def unreachable(self) -> int:
+        """Questions with a span that no chunk covers."""
+        covered = {
+            question_id
+            for question_id, span in self.spans.items()
+            for (document_id, _), place in self.places.items()
+            if self.names[document_id] == span.document_id and span.is_covered_by(*place)
+        }
+        return len(self.spans) - len(covered)
+
+    async def ask(self, number: int, *, min_similarity: float | None = None) -> list[Passage]:
+        """The passages for one of `asked`, as the service would find them, or with another minimum."""
+        top_k, max_per_document = TOP_K, 1  # what is left of a document is its best chunk
+        if number >= len(self.questions):
+            # As the service would ask before it answers.
+            top_k = self.engine.settings.rag_total_context_chunks
+            max_per_document = self.engine.settings.rag_max_chunks_per_doc
+        elif self.questions[number].id in self.spans:
+            max_per_document = TOP_K
+        return await search(
+            self.asked[number],
+            self.vectors[number],
+            engine=self.engine,
+            principal=self.corpus.principal,
+            top_k=top_k,
+            max_per_document=max_per_document,
+            mode=self.mode,
+            fusion=self.fusion,
+            min_similarity=min_similarity,
+        )
+
+    def judge(self, number: int, passages: Sequence[Passage]) -> tuple[list[float], list[float]]:
+        """The gain of each passage that was found for one of `questions`, and the gains of all that was judged."""
+        question = self.questions[number]
+        ids = [self.names[passage.document_id] for passage in passages]
+        span = self.spans.get(question.id)
+        if span is None:
+            return document_gains(ids, question), list(question.gains.values())
+        places = [self.places.get((passage.document_id, passage.chunk_index), (0, 0)) for passage in passages]
+        found = [(document_id, *place) for document_id, place in zip(ids, places, strict=True)]
+        return span_gains(found, span), [1.0]
+
+
+async def prepare(
     collection: Collection, corpus: Corpus, *, engine: Engine, mode: Mode = "hybrid", fusion: Fusion = "rank"
-) -> Report:
-    """Ask all that a collection asks of stored documents. Raises the EmbeddingError and DatabaseError families."""
-    questions = [question for question in collection.questions if question.is_judged]
-    asked = [question.text for question in questions] + [probe.text for probe in collection.probes]
-    vectors: list[list[float] | None] = [None] * len(asked)
+) -> Examination:
+    """Embed what a collection asks, and find its answers in the chunks. Raises as `measure`."""
+    questions = tuple(question for question in collection.questions if question.is_judged)
+    asked = (*(question.text for question in questions), *(probe.text for probe in collection.probes))
+    vectors: Sequence[Sequence[float] | None] = [None] * len(asked)
     if mode != "keyword" and asked:
         vectors = await embed_questions(asked, engine.embedder, f"{collection.name}: embedding questions")
-    names = {document_id: document.id for document_id, document in corpus.stored.items()}
     texts = {document.id: document for document in corpus.stored.values()}
     spans = {
         question.id: in_body(question.span, texts[question.span.document_id])
         for question in questions
         if question.span is not None and question.span.document_id in texts
     }
-    places = await chunk_places(corpus, {span.document_id for span in spans.values()}, engine.database)
-    coverable = {
-        question_id
-        for question_id, span in spans.items()
-        for (document_id, _), (start, end) in places.items()
-        if names[document_id] == span.document_id and span.is_covered_by(start, end)
-    }
+    return Examination(
+        collection=collection,
+        corpus=corpus,
+        engine=engine,
+        mode=mode,
+        fusion=fusion,
+        questions=questions,
+        asked=asked,
+        vectors=vectors,
+        names={document_id: document.id for document_id, document in corpus.stored.items()},
+        spans=spans,
+        places=await chunk_places(corpus, {span.document_id for span in spans.values()}, engine.database),
+    )
 
-    async def ask(number: int) -> list[Passage]:
-        top_k, max_per_document = TOP_K, 1  # what is left of a document is its best chunk
-        if number >= len(questions):
-            # As the service would ask before it answers.
-            top_k = engine.settings.rag_total_context_chunks
-            max_per_document = engine.settings.rag_max_chunks_per_doc
-        elif questions[number].id in spans:
-            max_per_document = TOP_K
-        return await search(
-            asked[number],
-            vectors[number],
-            engine=engine,
-            principal=corpus.principal,
-            top_k=top_k,
-            max_per_document=max_per_document,
-            mode=mode,
-            fusion=fusion,
-        )
 
+async def measure(
+    collection: Collection, corpus: Corpus, *, engine: Engine, mode: Mode = "hybrid", fusion: Fusion = "rank"
+) -> Report:
+    """Ask all that a collection asks of stored documents. Raises the EmbeddingError and DatabaseError families."""
+    return await examine(await prepare(collection, corpus, engine=engine, mode=mode, fusion=fusion))
+
+
+async def examine(examination: Examination) -> Report:
+    """Ask everything once. Raises the DatabaseError family."""
+    collection, corpus, asked = examination.collection, examination.corpus, examination.asked
+    judged = len(examination.questions)
     for number in range(min(WARM_UP, len(asked))):
-        await ask(number)
+        await examination.ask(number)
     results: list[tuple[list[float], list[float]]] = []
     signals: dict[str, list[float]] = {}
     times_ms: list[float] = []
     with screen.counting(len(asked), f"{collection.name}: searching") as counter:
         for number in range(len(asked)):
             started = time.perf_counter()
-            passages = await ask(number)
+            passages = await examination.ask(number)
             times_ms.append((time.perf_counter() - started) * 1000)
-            if number >= len(questions):
-                kind = collection.probes[number - len(questions)].kind
+            if number >= judged:
+                kind = collection.probes[number - judged].kind
                 signals.setdefault(kind, []).append(confidence.answerable(passages))
-            elif (span := spans.get(questions[number].id)) is not None:
-                chunks = [places.get((passage.document_id, passage.chunk_index), (0, 0)) for passage in passages]
-                found = [(names[passage.document_id], *place) for passage, place in zip(passages, chunks, strict=True)]
-                results.append((span_gains(found, span), [1.0]))
             else:
-                question = questions[number]
-                ids = [names[passage.document_id] for passage in passages]
-                results.append((document_gains(ids, question), list(question.gains.values())))
+                results.append(examination.judge(number, passages))
             counter.step()
     return Report(
         name=collection.name,
         documents=len(corpus.stored),
         left_out=corpus.left_out,
         chunks=corpus.chunks,
-        judged=len(questions),
-        unjudged=len(collection.questions) - len(questions),
-        by_span=len(spans),
-        unreachable=len(spans) - len(coverable),
+        judged=judged,
+        unjudged=len(collection.questions) - judged,
+        by_span=len(examination.spans),
+        unreachable=examination.unreachable,
         scores=score(results),
         abstention=abstention(signals),
         latency_p50_ms=percentile(times_ms, 0.5) if times_ms else 0.0,

@@ -23,7 +23,8 @@ async def retrieve(
     database: Database,
     settings: Settings,
     embedding_model: str,
-    min_similarity: float,
+    min_similarity: float | None,
+    model_min_similarity: float,
     top_k: int,
     budget_tokens: int | None,
     scope: Narrowing | None = None,
@@ -35,8 +36,9 @@ async def retrieve(
 ) -> tuple[list[Passage], str]:
     """The passages that the principal may read, best first, and the arms that ran; keywords alone without a `vector`.
 
-    `min_similarity` is a cosine. With `include_dropped` the candidates that did not make it follow,
-    without rank. The arms are `hybrid`, `partial`, `vector` or `keyword`, and `none` where nothing can be read.
+    `min_similarity` is a cosine; None is what was calibrated for the tenant, and `model_min_similarity` where
+    nothing was. With `include_dropped` the candidates that did not make it follow, without rank. The arms are
+    `hybrid`, `partial`, `vector` or `keyword`, and `none` where nothing can be read.
     """
     filters = filters or Filters()
     async with database.transaction(principal, read_only=True) as session:
@@ -50,6 +52,7 @@ async def retrieve(
                 "scope": scope,
                 "document_ids": None if document_ids is None else list(document_ids),
                 "min_similarity": min_similarity,
+                "model_min_similarity": model_min_similarity,
                 "max_per_document": settings.rag_max_chunks_per_doc,
                 "budget_tokens": budget_tokens,
                 "duplicate_threshold": settings.rag_chunk_overlap_threshold,
@@ -92,7 +95,8 @@ async def explain(
     database: Database,
     settings: Settings,
     embedding_model: str,
-    min_similarity: float,
+    min_similarity: float | None,
+    model_min_similarity: float,
     top_k: int,
     budget_tokens: int | None,
     scope: Narrowing | None = None,
@@ -115,6 +119,7 @@ async def explain(
                 "top_k": top_k,
                 "scope": scope,
                 "min_similarity": min_similarity,
+                "model_min_similarity": model_min_similarity,
                 "max_per_document": settings.rag_max_chunks_per_doc,
                 "budget_tokens": budget_tokens,
                 "duplicate_threshold": settings.rag_chunk_overlap_threshold,

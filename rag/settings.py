@@ -105,7 +105,7 @@ class Settings(BaseSettings):
 
     # Retrieval quality (spec 001).
     rag_min_similarity_score: Annotated[float, Field(ge=-1, le=1)] | None = None
-    """Cosine. None = what was measured for the embedding model (`rag/embed.py`)."""
+    """Cosine. None = what was calibrated for the tenant, else measured of the embedding model (`rag/embed.py`)."""
     rag_max_chunks_per_doc: Annotated[int, Field(ge=1)] = 3
     rag_total_context_chunks: Annotated[int, Field(ge=1, le=100)] = Field(
         default=5, validation_alias=AliasChoices("RAG_TOTAL_CONTEXT_CHUNKS", "RAG_CONTEXT_CHUNKS")

@@ -34,6 +34,7 @@ drop function measure_class(text, bigint, integer);
 drop function class_sizes(bigint);
 drop function class_indexes();
 
+drop function embeds_with(text, text);
 drop function explain_access(uuid, text, bigint, text, text[]);
 drop function expire_logs(interval, text);
 drop function count_traces(text, bigint, text, text, text);
@@ -48,6 +49,7 @@ drop function share_project(text, bigint, boolean);
 drop function my_members();
 drop function my_query_chunks();
 drop function my_queries();
+drop function my_min_similarity(text);
 drop function search_mode(text, text, uuid[]);
 drop function bury_source(bigint, text, text, text);
 drop function find_source(bigint, text, bigint, text, text, text);
@@ -75,6 +77,8 @@ drop table rag_class_languages;
 drop table rag_class_indexes;
 drop table rag_chunks;
 drop table rag_documents;
+-- After what a search reads before it, so that neither waits for the other.
+drop table rag_calibrations;
 drop table rag_project_members;
 drop table rag_access_classes;
 

@@ -267,6 +267,42 @@ comment on column rag_class_lexemes.language is 'As in rag_class_languages';
 comment on column rag_class_lexemes.lexeme is 'The lexeme';
 comment on column rag_class_lexemes.chunks is 'Chunks of this language that have it';
 
+create table rag_calibrations (
+    tenant_id text not null,
+    embedding_model text not null,
+    fusion text not null,
+    language text not null,
+    vector_share double precision,
+    min_similarity double precision,
+    questions integer not null,
+    ndcg_before double precision not null,
+    ndcg_after double precision not null,
+    calibrated_at timestamptz not null default now(),
+    constraint rag_calibrations_pkey primary key (tenant_id, embedding_model, fusion, language),
+    constraint rag_calibrations_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_calibrations_fusion check (fusion in ('rank', 'score')),
+    constraint rag_calibrations_language check (language ~ '^([a-z]{2})?$'),
+    -- NaN is above every number.
+    constraint rag_calibrations_vector_share check (vector_share between 0 and 1),
+    constraint rag_calibrations_min_similarity check (min_similarity between -1 and 1),
+    constraint rag_calibrations_something check (num_nonnulls(vector_share, min_similarity) > 0),
+    constraint rag_calibrations_figures check (
+        questions > 0 and ndcg_before between 0 and 1 and ndcg_after between 0 and 1
+    )
+);
+
+comment on table rag_calibrations is 'What rag eval --calibrate found better for a tenant''s own collection than what is shipped; without a row that counts';
+comment on column rag_calibrations.tenant_id is 'The tenant';
+comment on column rag_calibrations.embedding_model is 'As in rag_chunks';
+comment on column rag_calibrations.fusion is 'rank or score';
+comment on column rag_calibrations.language is 'As in rag_chunks; empty where that is null';
+comment on column rag_calibrations.vector_share is 'Instead of vector_share(), for chunks in this language; null for the shipped one';
+comment on column rag_calibrations.min_similarity is 'Cosine below which a chunk does not answer. A question has one for all languages, the lowest of its tenant and model; null for the shipped one';
+comment on column rag_calibrations.questions is 'Judged questions that it was chosen by';
+comment on column rag_calibrations.ndcg_before is 'Their mean nDCG@10 with what counted before';
+comment on column rag_calibrations.ndcg_after is 'The same with what was chosen, each half of the questions ranked by what the other half chose';
+comment on column rag_calibrations.calibrated_at is 'When';
+
 create table rag_tombstones (
     tenant_id text not null,
     access_id bigint not null,
@@ -518,6 +554,7 @@ begin
             ('rag_class_indexes', array['tenant_id']),
             ('rag_class_languages', array['tenant_id']),
             ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
+            ('rag_calibrations', array['tenant_id']),
             ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
             ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),
@@ -1049,7 +1086,8 @@ begin
     foreach table_name in array array[
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
-        'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes'
+        'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
+        'rag_calibrations'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -1127,6 +1165,7 @@ begin
             ('rag_query_logs', 'rag_principal', array['select']),
             ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
             ('rag_query_log_chunks', 'rag_principal', array['select']),
+            ('rag_calibrations', 'rag_principal', array['select']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
             ('rag_assertions', 'rag_app, rag_publisher', array['insert'])
         ) as granted (table_name, roles, commands)
@@ -1258,6 +1297,11 @@ for select to rag_principal
 using (true);
 comment on policy count_erasures on rag_erasures is 'find_source() counts the erasures of a source; digests only';
 
+create policy read_calibrations on rag_calibrations
+for select to rag_principal
+using (tenant_id = (select my_tenant_id()));
+comment on policy read_calibrations on rag_calibrations is 'What was found better for the principal''s tenant; it holds for everybody there';
+
 -- Query logs: each user's own. A principal without a user writes them and reads none.
 create policy read_logs on rag_query_logs
 for select to rag_principal
@@ -1284,7 +1328,7 @@ for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_assertions on rag_assertions is 'For whom a service speaks, written as that principal';
 
--- Operators, in every tenant: keys, analysts and the record of what was done; never a document.
+-- Operators, in every tenant: keys, analysts, calibrations and the record of what was done; never a document.
 do $$
 declare
     allowed record;
@@ -1294,6 +1338,7 @@ begin
         from (values
             ('rag_analysts', array['select', 'insert', 'update', 'delete']),
             ('rag_service_keys', array['select', 'insert', 'update']),
+            ('rag_calibrations', array['select', 'insert', 'update', 'delete']),
             ('rag_assertions', array['select']),
             ('rag_erasures', array['select'])
         ) as granted (table_name, commands)
@@ -1334,6 +1379,7 @@ begin
             ('rag_signing_keys', array['select', 'insert', 'delete']),
             ('rag_analysts', array['select', 'delete']),
             ('rag_service_keys', array['select', 'delete']),
+            ('rag_calibrations', array['select', 'delete']),
             ('rag_assertions', array['select', 'delete'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
@@ -1738,6 +1784,25 @@ end
 $$;
 
 comment on function search_mode(text, text, uuid[]) is 'Which arms a search could use where it found nothing; the words of the column mode of rag.search, or none when the principal sees no chunk there';
+
+create function my_min_similarity(embedding_model text)
+returns double precision
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return (
+        select min(calibration.min_similarity)
+        from rag_calibrations as calibration
+        where calibration.tenant_id = (select my_tenant_id())
+            and calibration.embedding_model = my_min_similarity.embedding_model
+    );
+end
+$$;
+
+comment on function my_min_similarity(text) is 'The cosine below which chunks of the principal''s tenant do not answer, as rag eval --calibrate found it; null where the shipped one counts';
 
 create function my_queries()
 returns table (
@@ -2772,7 +2837,7 @@ begin atomic
     end;
 end;
 
-comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows';
+comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows. As shipped: a row of rag_calibrations comes before it';
 
 -- What `search` returns; its columns are final.
 create type search_hit as (
@@ -2858,6 +2923,15 @@ begin
             as word (access_id, id, score, share, nominates)
     ),
 
+    -- What was calibrated for the tenant, read once.
+    calibrated as materialized (
+        select calibration.language, calibration.vector_share
+        from rag_calibrations as calibration
+        where calibration.tenant_id = tenant
+            and calibration.embedding_model = fuse_candidates.embedding_model
+            and calibration.fusion = fuse_candidates.fusion
+    ),
+
     -- Joined under the caller's policies: whatever a candidate function may give, this is the barrier.
     candidate as materialized (
         select
@@ -2890,7 +2964,10 @@ begin
             case fuse_candidates.mode
                 when 'keyword' then 0
                 when 'vector' then 1
-                else vector_share(fuse_candidates.embedding_model, chunk.language, fuse_candidates.fusion)
+                else coalesce(
+                    calibrated.vector_share,
+                    vector_share(fuse_candidates.embedding_model, chunk.language, fuse_candidates.fusion)
+                )
             end as vector_share
         from (
             select
@@ -2922,6 +2999,7 @@ begin
                 and document.id = chunk.document_id
             offset 0
         ) as document
+        left join calibrated on calibrated.language = coalesce(chunk.language, '')
     ),
 
     -- Ranks over the completed union; equal scores share one. A chunk without any word of the question has nothing
@@ -4077,6 +4155,10 @@ begin
         get diagnostics removed = row_count;
         return query select 'rag_analysts', removed;
         total := total + removed;
+        delete from rag_calibrations as calibration where calibration.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_calibrations', removed;
+        total := total + removed;
         delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
     end if;
 
@@ -4211,7 +4293,11 @@ begin
     union all
     select 'rag_analysts', count(*)
     from rag_analysts as analyst
-    where analyst.tenant_id = count_traces.tenant_id and kind = 'tenant';
+    where analyst.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_calibrations', count(*)
+    from rag_calibrations as calibration
+    where calibration.tenant_id = count_traces.tenant_id and kind = 'tenant';
 end
 $$;
 
@@ -4245,6 +4331,28 @@ end
 $$;
 
 comment on function expire_logs(interval, text) is 'Removes questions, what they got back, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+
+create function embeds_with(tenant_id text, embedding_model text)
+returns boolean
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    if not exists (select from rag_chunks as chunk where chunk.tenant_id = embeds_with.tenant_id) then
+        return null;
+    end if;
+    return exists (
+        select
+        from rag_chunks as chunk
+        where chunk.tenant_id = embeds_with.tenant_id
+            and chunk.embedding_model = embeds_with.embedding_model
+    );
+end
+$$;
+
+comment on function embeds_with(text, text) is 'Whether a tenant has a chunk that this model embedded; null when it has no chunk at all';
 
 create function explain_access(
     document_id uuid,
@@ -4510,6 +4618,7 @@ grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks 
 grant select, insert on rag_tombstones to rag_principal;
 grant update (generation, reason, updated_at) on rag_tombstones to rag_principal;
 grant select (tenant_id, subject_digest) on rag_erasures to rag_principal;
+grant select on rag_calibrations to rag_principal;
 grant select, insert, delete on rag_project_members to rag_principal;
 grant update (may_write) on rag_project_members to rag_principal;
 
@@ -4518,7 +4627,7 @@ grant select (tenant_id, access_id, scope, user_id, project_id, tags), delete on
 grant select (tenant_id, owner_user_id, project_id, member_user_id), delete on rag_project_members to rag_steward;
 grant select (tenant_id, access_id, id, user_id, project_id, source_type, source_id), delete on rag_documents
 to rag_steward;
-grant select (tenant_id, access_id, document_id) on rag_chunks to rag_steward;
+grant select (tenant_id, access_id, document_id, embedding_model) on rag_chunks to rag_steward;
 grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
 grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
 grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
@@ -4526,6 +4635,7 @@ grant select (tenant_id, user_id, query_id, document_id), delete on rag_query_lo
 grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_steward;
 grant select (tenant_id), delete on rag_analysts to rag_steward;
 grant select (tenant_id), delete on rag_service_keys to rag_steward;
+grant select (tenant_id), delete on rag_calibrations to rag_steward;
 grant select (tenant_id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
 
 -- The service. Of what it may delete and count it reads the keys; all else through functions.
@@ -4547,6 +4657,9 @@ grant select, insert, delete on rag_analysts to rag_operator;
 grant update (tags, projects, user_scope) on rag_analysts to rag_operator;
 grant select, insert on rag_service_keys to rag_operator;
 grant update (revoked_at) on rag_service_keys to rag_operator;
+grant select, insert, delete on rag_calibrations to rag_operator;
+grant update (vector_share, min_similarity, questions, ndcg_before, ndcg_after, calibrated_at) on rag_calibrations
+to rag_operator;
 grant select on rag_assertions, rag_erasures to rag_operator;
 
 -- Views, for the service and for analysts.
@@ -4594,6 +4707,7 @@ begin
             ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),
+            ('my_min_similarity(text)', service, 'rag_principal'),
             ('my_queries()', people, 'rag_principal'),
             ('my_query_chunks()', people, 'rag_principal'),
             ('my_members()', service, 'rag_principal'),
@@ -4615,7 +4729,7 @@ begin
             ('candidate_query(text[], bigint[], bigint, bigint)', array['rag_search'], null),
             ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text)', array['rag_principal'], 'rag_search'),
             ('nearest_indexed(bigint, halfvec, text, uuid[], integer, integer)', array['rag_principal'], null),
-            ('vector_share(text, text, text)', array['rag_principal'], null),
+            ('vector_share(text, text, text)', array['rag_principal', 'rag_operator'], null),
             (
                 'fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], '
                 || 'halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, '
@@ -4647,7 +4761,8 @@ begin
             ('forget(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
             ('count_traces(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
             ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
-            ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward')
+            ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward'),
+            ('embeds_with(text, text)', array['rag_operator'], 'rag_steward')
         ) as listed (signature, callers, owner)
     loop
         execute format(

@@ -1,8 +1,8 @@
 -- The chunks that answer a question best, best first; the work is done by the function rag.search.
 -- question: text; embedding: halfvec as text, or null for keywords alone; embedding_model: text or null;
--- top_k: rows; scope: text or null; document_ids: uuid[] or null; min_similarity: cosine or null;
--- max_per_document: chunks; budget_tokens: tokens or null; duplicate_threshold: Jaccard;
--- duplicate_candidates: rows; include_dropped: boolean; arms: hybrid, vector or keyword; fusion: rank or score;
+-- top_k: rows; scope: text or null; document_ids: uuid[] or null; min_similarity: cosine, or null for the one that
+-- was calibrated, else model_min_similarity; max_per_document: chunks; budget_tokens: tokens or null;
+-- duplicate_threshold: Jaccard; duplicate_candidates: rows; include_dropped: boolean; arms: hybrid, vector or keyword; fusion: rank or score;
 -- only_verified: boolean; only_domains, only_doc_types, only_source_types, only_languages, only_tags: text[] or null;
 -- updated_from, updated_before: timestamptz or null; only_metadata: jsonb object or null
 select
@@ -40,7 +40,11 @@ from rag.search(
     top_k => %(top_k)s,
     scope => %(scope)s,
     document_ids => %(document_ids)s,
-    min_similarity => %(min_similarity)s,
+    min_similarity => coalesce(
+        cast(%(min_similarity)s as double precision),
+        rag.my_min_similarity(%(embedding_model)s),
+        cast(%(model_min_similarity)s as double precision)
+    ),
     max_per_document => %(max_per_document)s,
     budget_tokens => %(budget_tokens)s,
     duplicate_threshold => %(duplicate_threshold)s,

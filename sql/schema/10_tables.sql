@@ -267,6 +267,42 @@ comment on column rag_class_lexemes.language is 'As in rag_class_languages';
 comment on column rag_class_lexemes.lexeme is 'The lexeme';
 comment on column rag_class_lexemes.chunks is 'Chunks of this language that have it';
 
+create table rag_calibrations (
+    tenant_id text not null,
+    embedding_model text not null,
+    fusion text not null,
+    language text not null,
+    vector_share double precision,
+    min_similarity double precision,
+    questions integer not null,
+    ndcg_before double precision not null,
+    ndcg_after double precision not null,
+    calibrated_at timestamptz not null default now(),
+    constraint rag_calibrations_pkey primary key (tenant_id, embedding_model, fusion, language),
+    constraint rag_calibrations_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_calibrations_fusion check (fusion in ('rank', 'score')),
+    constraint rag_calibrations_language check (language ~ '^([a-z]{2})?$'),
+    -- NaN is above every number.
+    constraint rag_calibrations_vector_share check (vector_share between 0 and 1),
+    constraint rag_calibrations_min_similarity check (min_similarity between -1 and 1),
+    constraint rag_calibrations_something check (num_nonnulls(vector_share, min_similarity) > 0),
+    constraint rag_calibrations_figures check (
+        questions > 0 and ndcg_before between 0 and 1 and ndcg_after between 0 and 1
+    )
+);
+
+comment on table rag_calibrations is 'What rag eval --calibrate found better for a tenant''s own collection than what is shipped; without a row that counts';
+comment on column rag_calibrations.tenant_id is 'The tenant';
+comment on column rag_calibrations.embedding_model is 'As in rag_chunks';
+comment on column rag_calibrations.fusion is 'rank or score';
+comment on column rag_calibrations.language is 'As in rag_chunks; empty where that is null';
+comment on column rag_calibrations.vector_share is 'Instead of vector_share(), for chunks in this language; null for the shipped one';
+comment on column rag_calibrations.min_similarity is 'Cosine below which a chunk does not answer. A question has one for all languages, the lowest of its tenant and model; null for the shipped one';
+comment on column rag_calibrations.questions is 'Judged questions that it was chosen by';
+comment on column rag_calibrations.ndcg_before is 'Their mean nDCG@10 with what counted before';
+comment on column rag_calibrations.ndcg_after is 'The same with what was chosen, each half of the questions ranked by what the other half chose';
+comment on column rag_calibrations.calibrated_at is 'When';
+
 create table rag_tombstones (
     tenant_id text not null,
     access_id bigint not null,
@@ -518,6 +554,7 @@ begin
             ('rag_class_indexes', array['tenant_id']),
             ('rag_class_languages', array['tenant_id']),
             ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
+            ('rag_calibrations', array['tenant_id']),
             ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
             ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),

@@ -9,7 +9,8 @@ begin
     foreach table_name in array array[
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
-        'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes'
+        'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
+        'rag_calibrations'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -87,6 +88,7 @@ begin
             ('rag_query_logs', 'rag_principal', array['select']),
             ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
             ('rag_query_log_chunks', 'rag_principal', array['select']),
+            ('rag_calibrations', 'rag_principal', array['select']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
             ('rag_assertions', 'rag_app, rag_publisher', array['insert'])
         ) as granted (table_name, roles, commands)
@@ -218,6 +220,11 @@ for select to rag_principal
 using (true);
 comment on policy count_erasures on rag_erasures is 'find_source() counts the erasures of a source; digests only';
 
+create policy read_calibrations on rag_calibrations
+for select to rag_principal
+using (tenant_id = (select my_tenant_id()));
+comment on policy read_calibrations on rag_calibrations is 'What was found better for the principal''s tenant; it holds for everybody there';
+
 -- Query logs: each user's own. A principal without a user writes them and reads none.
 create policy read_logs on rag_query_logs
 for select to rag_principal
@@ -244,7 +251,7 @@ for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_assertions on rag_assertions is 'For whom a service speaks, written as that principal';
 
--- Operators, in every tenant: keys, analysts and the record of what was done; never a document.
+-- Operators, in every tenant: keys, analysts, calibrations and the record of what was done; never a document.
 do $$
 declare
     allowed record;
@@ -254,6 +261,7 @@ begin
         from (values
             ('rag_analysts', array['select', 'insert', 'update', 'delete']),
             ('rag_service_keys', array['select', 'insert', 'update']),
+            ('rag_calibrations', array['select', 'insert', 'update', 'delete']),
             ('rag_assertions', array['select']),
             ('rag_erasures', array['select'])
         ) as granted (table_name, commands)
@@ -294,6 +302,7 @@ begin
             ('rag_signing_keys', array['select', 'insert', 'delete']),
             ('rag_analysts', array['select', 'delete']),
             ('rag_service_keys', array['select', 'delete']),
+            ('rag_calibrations', array['select', 'delete']),
             ('rag_assertions', array['select', 'delete'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command

@@ -351,6 +351,25 @@ $$;
 
 comment on function search_mode(text, text, uuid[]) is 'Which arms a search could use where it found nothing; the words of the column mode of rag.search, or none when the principal sees no chunk there';
 
+create function my_min_similarity(embedding_model text)
+returns double precision
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return (
+        select min(calibration.min_similarity)
+        from rag_calibrations as calibration
+        where calibration.tenant_id = (select my_tenant_id())
+            and calibration.embedding_model = my_min_similarity.embedding_model
+    );
+end
+$$;
+
+comment on function my_min_similarity(text) is 'The cosine below which chunks of the principal''s tenant do not answer, as rag eval --calibrate found it; null where the shipped one counts';
+
 create function my_queries()
 returns table (
     tenant_id text, query_id uuid, user_id bigint, project_id text, scope text, query_length integer,

@@ -616,7 +616,7 @@ begin atomic
     end;
 end;
 
-comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows';
+comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows. As shipped: a row of rag_calibrations comes before it';
 
 -- What `search` returns; its columns are final.
 create type search_hit as (
@@ -702,6 +702,15 @@ begin
             as word (access_id, id, score, share, nominates)
     ),
 
+    -- What was calibrated for the tenant, read once.
+    calibrated as materialized (
+        select calibration.language, calibration.vector_share
+        from rag_calibrations as calibration
+        where calibration.tenant_id = tenant
+            and calibration.embedding_model = fuse_candidates.embedding_model
+            and calibration.fusion = fuse_candidates.fusion
+    ),
+
     -- Joined under the caller's policies: whatever a candidate function may give, this is the barrier.
     candidate as materialized (
         select
@@ -734,7 +743,10 @@ begin
             case fuse_candidates.mode
                 when 'keyword' then 0
                 when 'vector' then 1
-                else vector_share(fuse_candidates.embedding_model, chunk.language, fuse_candidates.fusion)
+                else coalesce(
+                    calibrated.vector_share,
+                    vector_share(fuse_candidates.embedding_model, chunk.language, fuse_candidates.fusion)
+                )
             end as vector_share
         from (
             select
@@ -766,6 +778,7 @@ begin
                 and document.id = chunk.document_id
             offset 0
         ) as document
+        left join calibrated on calibrated.language = coalesce(chunk.language, '')
     ),
 
     -- Ranks over the completed union; equal scores share one. A chunk without any word of the question has nothing

@@ -257,6 +257,10 @@ begin
         get diagnostics removed = row_count;
         return query select 'rag_analysts', removed;
         total := total + removed;
+        delete from rag_calibrations as calibration where calibration.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_calibrations', removed;
+        total := total + removed;
         delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
     end if;
 
@@ -391,7 +395,11 @@ begin
     union all
     select 'rag_analysts', count(*)
     from rag_analysts as analyst
-    where analyst.tenant_id = count_traces.tenant_id and kind = 'tenant';
+    where analyst.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_calibrations', count(*)
+    from rag_calibrations as calibration
+    where calibration.tenant_id = count_traces.tenant_id and kind = 'tenant';
 end
 $$;
 
@@ -425,6 +433,28 @@ end
 $$;
 
 comment on function expire_logs(interval, text) is 'Removes questions, what they got back, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+
+create function embeds_with(tenant_id text, embedding_model text)
+returns boolean
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    if not exists (select from rag_chunks as chunk where chunk.tenant_id = embeds_with.tenant_id) then
+        return null;
+    end if;
+    return exists (
+        select
+        from rag_chunks as chunk
+        where chunk.tenant_id = embeds_with.tenant_id
+            and chunk.embedding_model = embeds_with.embedding_model
+    );
+end
+$$;
+
+comment on function embeds_with(text, text) is 'Whether a tenant has a chunk that this model embedded; null when it has no chunk at all';
 
 create function explain_access(
     document_id uuid,

@@ -22,6 +22,7 @@ grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks 
 grant select, insert on rag_tombstones to rag_principal;
 grant update (generation, reason, updated_at) on rag_tombstones to rag_principal;
 grant select (tenant_id, subject_digest) on rag_erasures to rag_principal;
+grant select on rag_calibrations to rag_principal;
 grant select, insert, delete on rag_project_members to rag_principal;
 grant update (may_write) on rag_project_members to rag_principal;
 
@@ -30,7 +31,7 @@ grant select (tenant_id, access_id, scope, user_id, project_id, tags), delete on
 grant select (tenant_id, owner_user_id, project_id, member_user_id), delete on rag_project_members to rag_steward;
 grant select (tenant_id, access_id, id, user_id, project_id, source_type, source_id), delete on rag_documents
 to rag_steward;
-grant select (tenant_id, access_id, document_id) on rag_chunks to rag_steward;
+grant select (tenant_id, access_id, document_id, embedding_model) on rag_chunks to rag_steward;
 grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
 grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
 grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
@@ -38,6 +39,7 @@ grant select (tenant_id, user_id, query_id, document_id), delete on rag_query_lo
 grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_steward;
 grant select (tenant_id), delete on rag_analysts to rag_steward;
 grant select (tenant_id), delete on rag_service_keys to rag_steward;
+grant select (tenant_id), delete on rag_calibrations to rag_steward;
 grant select (tenant_id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
 
 -- The service. Of what it may delete and count it reads the keys; all else through functions.
@@ -59,6 +61,9 @@ grant select, insert, delete on rag_analysts to rag_operator;
 grant update (tags, projects, user_scope) on rag_analysts to rag_operator;
 grant select, insert on rag_service_keys to rag_operator;
 grant update (revoked_at) on rag_service_keys to rag_operator;
+grant select, insert, delete on rag_calibrations to rag_operator;
+grant update (vector_share, min_similarity, questions, ndcg_before, ndcg_after, calibrated_at) on rag_calibrations
+to rag_operator;
 grant select on rag_assertions, rag_erasures to rag_operator;
 
 -- Views, for the service and for analysts.
@@ -106,6 +111,7 @@ begin
             ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),
+            ('my_min_similarity(text)', service, 'rag_principal'),
             ('my_queries()', people, 'rag_principal'),
             ('my_query_chunks()', people, 'rag_principal'),
             ('my_members()', service, 'rag_principal'),
@@ -127,7 +133,7 @@ begin
             ('candidate_query(text[], bigint[], bigint, bigint)', array['rag_search'], null),
             ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text)', array['rag_principal'], 'rag_search'),
             ('nearest_indexed(bigint, halfvec, text, uuid[], integer, integer)', array['rag_principal'], null),
-            ('vector_share(text, text, text)', array['rag_principal'], null),
+            ('vector_share(text, text, text)', array['rag_principal', 'rag_operator'], null),
             (
                 'fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], '
                 || 'halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, '
@@ -159,7 +165,8 @@ begin
             ('forget(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
             ('count_traces(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
             ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
-            ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward')
+            ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward'),
+            ('embeds_with(text, text)', array['rag_operator'], 'rag_steward')
         ) as listed (signature, callers, owner)
     loop
         execute format(

@@ -151,7 +151,7 @@ class Question:
     def parameters(self) -> dict[str, Any]:
         """Of sql/queries/search.sql."""
         unused = (
-            *("scope", "document_ids", "min_similarity", "budget_tokens", "only_domains"),
+            *("scope", "document_ids", "min_similarity", "model_min_similarity", "budget_tokens", "only_domains"),
             *("only_doc_types", "only_source_types", "only_languages", "only_tags"),
             *("updated_from", "updated_before", "only_metadata"),
         )

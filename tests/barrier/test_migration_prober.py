@@ -26,7 +26,8 @@ from tests.sql.world import build, protected_tables
 OPERATORS_OWN = frozenset(
     (
         *("rag_project_members", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_erasures"),
-        *("list_signing_keys()", "count_traces()", "explain_access()", "class_sizes()"),
+        "rag_calibrations",
+        *("list_signing_keys()", "count_traces()", "explain_access()", "class_sizes()", "embeds_with()"),
     )
 )
 # Not there yet or no longer, not permitted, and the loser of a deadlock with the migration.

@@ -581,6 +581,7 @@ class Walk(RuleBasedStateMachine):
                 settings=self.world.settings,
                 embedding_model=WordCounts.model_id,
                 min_similarity=-1.0,
+                model_min_similarity=WordCounts.min_similarity,
                 top_k=1000,
                 budget_tokens=None,
                 scope=scope,

@@ -385,8 +385,8 @@ async def test_limits_of_the_request_bound_the_context(keep: Keep, opened: Open)
     assert (await used(max_context_tokens=1)).context_chunks_used == 0
 
 
-async def test_the_similarity_asked_for_wins_over_the_setting_and_that_over_the_model(
-    keep: Keep, opened: Open, embedder: Embedder
+async def test_the_similarity_asked_for_wins_over_the_setting_that_over_the_calibrated_one_and_that_over_the_model(
+    keep: Keep, opened: Open, embedder: Embedder, deployment: Deployment
 ) -> None:
     # Its cosine with the question is about 0.3 less than its neighbour's, far from both thresholds.
     await keep(ANNA, BACKUPS)
@@ -403,6 +403,22 @@ async def test_the_similarity_asked_for_wins_over_the_setting_and_that_over_the_
     assert await found(None, rag_min_similarity_score=0.99) == 0
     assert await found(0.0, rag_min_similarity_score=0.99) == 1
     assert await found(0.99, rag_min_similarity_score=0.0) == 0
+
+    with deployment.connect("rag_operator") as operator:
+        operator.execute(
+            "insert into rag.rag_calibrations (tenant_id, embedding_model, fusion, language, min_similarity, questions,"
+            " ndcg_before, ndcg_after) values (%s, %s, 'score', 'de', 0.99, 100, 0.8, 0.9)",
+            (ANNA.tenant_id, embedder.model_id),
+        )
+    assert await found(None) == 0
+    assert await found(None, rag_min_similarity_score=0.0) == 1
+    assert await found(0.0) == 1
+
+    service = opened()
+    (dropped,) = (await service.search(RAGRequest(query=QUESTION), principal=ANNA, include_dropped=True)).dropped
+    stages = await service.explain(RAGRequest(query=QUESTION), dropped.document_id, None, principal=ANNA)
+    (minimum,) = (stage for stage in stages if stage.stage == "minimum similarity")
+    assert (minimum.passed, minimum.detail) == (False, "at least 0.99")
 
 
 async def test_those_that_fell_out_are_listed_when_asked_for(keep: Keep, opened: Open) -> None:

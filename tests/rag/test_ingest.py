@@ -165,6 +165,7 @@ def search_for(question: str) -> dict[str, Any]:
         "scope": None,
         "document_ids": None,
         "min_similarity": None,
+        "model_min_similarity": -1.0,
         "max_per_document": 50,
         "budget_tokens": None,
         "duplicate_threshold": 1.0,

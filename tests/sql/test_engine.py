@@ -140,6 +140,136 @@ def test_a_model_of_many_languages_is_believed_alike(superuser: psycopg.Connecti
     assert column(superuser, "select vector_share(%s, 'ru', 'score')", (model,)) == [0.6]
 
 
+Calibrate = Callable[..., None]
+
+
+@pytest.fixture
+def calibrate(deployment: Deployment) -> Iterator[Calibrate]:
+    """`calibrate(vector_share, …)` writes a row of rag_calibrations as rag_operator; all are gone after the test."""
+
+    def write(
+        vector_share: float | None,
+        *,
+        tenant: str = "t1",
+        model: str = MODEL,
+        fusion: str = "score",
+        language: str = "en",
+        min_similarity: float | None = None,
+    ) -> None:
+        with deployment.connect("rag_operator") as operator:
+            operator.execute(
+                "insert into rag.rag_calibrations (tenant_id, embedding_model, fusion, language, vector_share,"
+                " min_similarity, questions, ndcg_before, ndcg_after) values (%s, %s, %s, %s, %s, %s, 100, 0.8, 0.9)",
+                (tenant, model, fusion, language, vector_share, min_similarity),
+            )
+
+    yield write
+    with deployment.connect("rag_operator") as operator:
+        operator.execute("delete from rag.rag_calibrations")
+
+
+def scores(rows: Rows) -> dict[UUID, object]:
+    return {row["document_id"]: pytest.approx(row["score"], abs=2e-3) for row in rows}
+
+
+def test_a_calibrated_share_counts_instead_of_the_shipped_one(ask: Ask, store: Store, calibrate: Calibrate) -> None:
+    """By score, that is the share itself for what only the vectors find, and the rest for what only the words find."""
+    said = store(ALICE, "ferry", embedding=NORTH)
+    near = store(ALICE, "anchor", embedding=EAST)
+    calibrate(0.25)
+    assert scores(ask(ALICE, "ferry", EAST, fusion="score")) == {said: 0.75, near: 0.25}
+    # By rank nothing was calibrated: the words have .3, and 3 is added to their ranks, 10 to those of the vectors.
+    shipped = {said: 0.3 / 4 + 0.7 / 12, near: 0.3 / 5 + 0.7 / 11}
+    assert scores(ask(ALICE, "ferry", EAST)) == shipped
+    calibrate(1.0, fusion="rank")
+    assert scores(ask(ALICE, "ferry", EAST)) == {said: 1 / 12, near: 1 / 11}
+
+
+def test_explain_goes_by_the_calibrated_share_as_well(ask: Ask, store: Store, calibrate: Calibrate, deployment) -> None:
+    said = store(ALICE, "ferry", embedding=NORTH)
+    store(ALICE, "anchor", embedding=EAST)
+    calibrate(0.25)
+    with deployment.transaction(ALICE) as connection:
+        fused = connection.execute(
+            "select value from rag.explain('ferry', %s, %s::rag.halfvec, %s, fusion => 'score') where stage = 'fused'",
+            (said, EAST, MODEL),
+        ).fetchone()
+    assert fused == (pytest.approx(0.75, abs=2e-3),)
+
+
+@pytest.mark.parametrize(
+    "other", [{"tenant": "t2"}, {"model": "another"}, {"fusion": "rank"}, {"language": "de"}, {"language": ""}]
+)
+def test_what_was_calibrated_for_something_else_changes_nothing(
+    ask: Ask, store: Store, calibrate: Calibrate, other: dict[str, str]
+) -> None:
+    said = store(ALICE, "ferry", embedding=NORTH)
+    near = store(ALICE, "anchor", embedding=EAST)
+    calibrate(0.25, **other)
+    assert scores(ask(ALICE, "ferry", EAST, fusion="score")) == {said: 0.4, near: 0.6}
+
+
+def test_each_chunk_has_the_share_of_its_language(ask: Ask, store: Store, calibrate: Calibrate) -> None:
+    english = store(ALICE, "anchor", embedding=EAST)
+    german = store(ALICE, "Anker", embedding=EAST, language="de")
+    unknown = store(ALICE, "ankura", embedding=EAST, language=None)
+    calibrate(0.1)
+    calibrate(0.2, language="de")
+    calibrate(0.3, language="")
+    assert scores(ask(ALICE, "ferry", EAST, fusion="score")) == {english: 0.1, german: 0.2, unknown: 0.3}
+
+
+def test_one_arm_alone_has_nothing_to_weigh(ask: Ask, store: Store, calibrate: Calibrate) -> None:
+    said = store(ALICE, "ferry", embedding=NORTH)
+    calibrate(0.25)
+    assert scores(ask(ALICE, "ferry", EAST, fusion="score", arms="keyword")) == {said: 1}
+    assert scores(ask(ALICE, "ferry", NORTH, fusion="score", arms="vector")) == {said: 1}
+
+
+def test_a_minimum_without_a_share_leaves_the_shipped_share(ask: Ask, store: Store, calibrate: Calibrate) -> None:
+    said = store(ALICE, "ferry", embedding=NORTH)
+    near = store(ALICE, "anchor", embedding=EAST)
+    calibrate(None, min_similarity=0.5)
+    # And a minimum counts only for whoever asks for it, as the service does.
+    assert scores(ask(ALICE, "ferry", EAST, fusion="score")) == {said: 0.4, near: 0.6}
+
+
+def test_a_question_has_the_lowest_minimum_of_its_tenant_and_model(
+    deployment: Deployment, calibrate: Calibrate
+) -> None:
+    calibrate(None, min_similarity=0.2)
+    calibrate(None, min_similarity=0.1, language="de", fusion="rank")
+    calibrate(0.5, language="ru")
+    calibrate(None, min_similarity=-0.5, tenant="t2")
+    calibrate(None, min_similarity=-0.6, model="another")
+    statement = "select rag.my_min_similarity(%s)"
+    with deployment.transaction(ALICE) as connection:
+        assert column(connection, statement, (MODEL,)) == [0.1]
+        assert column(connection, statement, ("a third",)) == [None]
+        assert column(connection, statement, (None,)) == [None]
+    with deployment.connect("rag_app") as nobody:
+        assert column(nobody, statement, (MODEL,)) == [None]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vector_share": 1.01},
+        {"vector_share": -0.01},
+        {"vector_share": float("nan")},
+        {"vector_share": None},
+        {"vector_share": 0.5, "min_similarity": 1.01},
+        {"vector_share": 0.5, "min_similarity": float("nan")},
+        {"vector_share": 0.5, "fusion": "max"},
+        {"vector_share": 0.5, "language": "eng"},
+        {"vector_share": 0.5, "tenant": ""},
+    ],
+)
+def test_a_calibration_that_means_nothing_is_refused(calibrate: Calibrate, wrong: dict[str, Any]) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation):
+        calibrate(**wrong)
+
+
 @pytest.mark.parametrize(
     "named", [{"arms": "both"}, {"arms": None}, {"fusion": "max"}, {"fusion": None}, {"arms": "vector"}]
 )

@@ -963,11 +963,12 @@ READING = {
 SERVING = READING | {
     *("begin_as", "my_writable_access_ids", "access_class", "class_reads", "load_service_keys"),
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "bury_source", "my_members"),
+    "my_min_similarity",
     *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
 OPERATING = {
     *("add_signing_key", "list_signing_keys", "retire_signing_key"),
-    *("forget", "count_traces", "expire_logs", "explain_access"),
+    *("forget", "count_traces", "expire_logs", "explain_access", "embeds_with", "vector_share"),
     *("class_indexes", "class_sizes", "measure_class", "set_class_ready", "demote_class"),
 }
 FOR_SEARCH = {

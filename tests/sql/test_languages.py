@@ -481,7 +481,8 @@ async def test_what_is_ingested_in_a_language_is_found_by_its_words_alone(
                 database=database,
                 settings=settings,
                 embedding_model=embedder.model_id,
-                min_similarity=0,
+                min_similarity=None,
+                model_min_similarity=0,
                 top_k=3,
                 budget_tokens=None,
             )

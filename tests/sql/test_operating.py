@@ -114,6 +114,11 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
             "insert into rag_analysts (tenant_id, role_name) values (%s, %s)", (tenant, f"person_of_{number}")
         )
         superuser.execute(
+            "insert into rag_calibrations (tenant_id, embedding_model, fusion, language, vector_share, questions,"
+            " ndcg_before, ndcg_after) values (%s, 'test-model', 'rank', 'en', 0.5, 100, 0.8, 0.9)",
+            (tenant,),
+        )
+        superuser.execute(
             "insert into rag_erasures (tenant_id, id, kind, subject_digest, rows_removed, erased_by)"
             " values (%s, %s, 'user', sha256('somebody'), 5, 'rag_operator')",
             (tenant, uuid_of(number)),
@@ -195,6 +200,7 @@ NAMED_BY: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "rag_assertions": lambda row: number_of(row["id"]),
     "rag_service_keys": lambda row: row["tenant_id"],
     "rag_analysts": lambda row: row["tenant_id"],
+    "rag_calibrations": lambda row: row["tenant_id"],
     "rag_erasures": lambda row: number_of(row["id"]) if row["id"].startswith("00000000") else "new",
     "rag_signing_keys": lambda row: row["key_id"],
 }
@@ -233,6 +239,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_assertions": {201, 202, 203, 204, 205},
             "rag_service_keys": {ONE},
             "rag_analysts": {ONE},
+            "rag_calibrations": {ONE},
             "rag_erasures": {301},
         },
     ),

@@ -707,7 +707,14 @@ def test_operators_share_projects_in_every_tenant(operator: psycopg.Connection) 
 
 def test_operators_manage_keys_and_analysts_and_read_records_in_every_tenant(operator: psycopg.Connection) -> None:
     with operator.transaction(force_rollback=True):
-        for table, rows in {"rag_analysts": 2, "rag_service_keys": 2, "rag_assertions": 4, "rag_erasures": 2}.items():
+        counts = {
+            "rag_analysts": 2,
+            "rag_service_keys": 2,
+            "rag_assertions": 4,
+            "rag_erasures": 2,
+            "rag_calibrations": 2,
+        }
+        for table, rows in counts.items():
             assert column(operator, f"select count(*) from {table}") == [rows]
             assert set(column(operator, f"select tenant_id from {table}")) == {"t1", "t2"}
         operator.execute("insert into rag_analysts (tenant_id, role_name) values ('t2', 'world_anna')")
@@ -719,6 +726,12 @@ def test_operators_manage_keys_and_analysts_and_read_records_in_every_tenant(ope
             " values ('t2', 'cccccccccccccccc', 'an agent', sha256('x'), '{ingest}', '{user}', now())"
         )
         assert operator.execute("update rag_service_keys set revoked_at = now()").rowcount == 3
+        operator.execute(
+            "insert into rag_calibrations (tenant_id, embedding_model, fusion, language, vector_share, questions,"
+            " ndcg_before, ndcg_after) values ('t2', 'test-model', 'score', 'en', 0.5, 100, 0.8, 0.9)"
+        )
+        assert operator.execute("update rag_calibrations set vector_share = 0.6, min_similarity = 0").rowcount == 3
+        assert operator.execute("delete from rag_calibrations").rowcount == 3
 
 
 VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage")
@@ -752,10 +765,45 @@ VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_sta
         "update rag_service_keys set secret_sha256 = sha256('')",
         "update rag_analysts set tenant_id = 't2'",
         "update rag_analysts set role_name = 'somebody'",
+        "update rag_calibrations set tenant_id = 't2'",
+        "update rag_calibrations set language = 'de'",
     ],
 )
 def test_operators_do_nothing_else(operator: psycopg.Connection, statement: str) -> None:
     assert refused_with(operator, statement) == "42501"
+
+
+# --- calibrations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_a_search_reads_the_calibrations_of_its_own_tenant(service: psycopg.Connection, reach: str) -> None:
+    principal = REACHES[reach].principal
+    with speaking(service, principal):
+        tenants = as_principal(service, "select tenant_id from rag_calibrations")
+    assert tenants == [tenant for tenant in ("t1", "t2") if tenant == principal.tenant_id]
+
+
+def test_nobody_reads_a_calibration(service: psycopg.Connection) -> None:
+    assert as_principal(service, "select tenant_id from rag_calibrations") == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select vector_share from rag_calibrations",
+        "update rag_calibrations set vector_share = 1",
+        "insert into rag_calibrations default values",
+        "delete from rag_calibrations",
+    ],
+)
+def test_the_service_itself_neither_reads_nor_changes_a_calibration(
+    service: psycopg.Connection, statement: str
+) -> None:
+    with speaking(service, USER_1):
+        assert refused_with(service, statement) == "42501"
+        if not statement.startswith("select"):
+            assert principal_refused_with(service, f"{statement} returning 1") == "42501"
 
 
 # --- the tenant belt ------------------------------------------------------------------------------
@@ -801,6 +849,7 @@ def test_no_further_policy_of_the_service_writes_down_for_another_tenant(
 
 
 PRINCIPAL_BELTS: Mapping[str, tuple[str, ...]] = {
+    "rag_calibrations": (),
     "rag_documents": (),
     "rag_chunks": (),
     "rag_tombstones": (CHANGE_TOMBSTONES.replace("access_id, generation", "tenant_id"),),
@@ -856,6 +905,7 @@ PRINCIPAL_POLICIES = {
     "rag_query_logs": ("SELECT",),
     "rag_query_log_chunks": ("SELECT",),
     "rag_project_members": ALL,
+    "rag_calibrations": ("SELECT",),
 }
 POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rag_app": SERVICE_POLICIES,
@@ -877,6 +927,7 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_project_members": ALL,
         "rag_analysts": ALL,
         "rag_service_keys": ("SELECT", "INSERT", "UPDATE"),
+        "rag_calibrations": ALL,
         "rag_assertions": ("SELECT",),
         "rag_erasures": ("SELECT",),
     },
@@ -892,6 +943,7 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_signing_keys": ("SELECT", "INSERT", "DELETE"),
         "rag_analysts": ("SELECT", "DELETE"),
         "rag_service_keys": ("SELECT", "DELETE"),
+        "rag_calibrations": ("SELECT", "DELETE"),
         "rag_assertions": ("SELECT", "DELETE"),
     },
 }

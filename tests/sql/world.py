@@ -202,6 +202,15 @@ def build(connection: psycopg.Connection) -> None:
         "insert into rag.rag_class_lexemes select tenant_id, access_id, 'en', 'record', 1",
     ):
         connection.execute(f"{statement} from rag.rag_access_classes")
+    for tenant, minimum in (("t1", -0.25), ("t2", -0.75)):
+        connection.execute(
+            """
+            insert into rag.rag_calibrations (tenant_id, embedding_model, fusion, language, vector_share,
+                min_similarity, questions, ndcg_before, ndcg_after)
+            values (%s, 'test-model', 'rank', 'en', 0.4, %s, 100, 0.8, 0.9)
+            """,
+            (tenant, minimum),
+        )
     for tenant in ("t1", "t2"):
         connection.execute(
             """
