@@ -612,8 +612,9 @@ def truths(rows: Chunks, questions: Sequence[Question], fusion: Fusion) -> list[
         matching = matching[scores[matching] > 0]
         union = np.union1d(nearest, matching)
         # Equal scores share a rank, whatever the order in which they were summed up.
-        fused = fusion.keyword_weight / (fusion.keyword_k + _ranks(scores[union].round(9)))
-        fused += fusion.vector_weight / (fusion.vector_k + _ranks(cosines[union]))
+        worth = (fusion.keyword_k + 1) / (fusion.keyword_k + _ranks(scores[union].round(9)))
+        fused = fusion.keyword_weight * np.where(scores[union] > 0, worth, 0)
+        fused += fusion.vector_weight * (fusion.vector_k + 1) / (fusion.vector_k + _ranks(cosines[union]))
         order = np.lexsort((-cosines[union], -fused))
         return Truth(
             vector=right(nearest, cosines[nearest], fusion.max_per_document),

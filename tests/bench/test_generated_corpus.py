@@ -127,9 +127,9 @@ def test_the_truth_scores_by_bm25_and_cosine() -> None:
     })  # fmt: skip
     assert truth.vector.scores == pytest.approx({(first, 0): 0, (second, 0): 1, (third, 0): 0.6}, abs=1e-3)
     assert truth.fused.scores == pytest.approx({
-        (first, 0): 1.5 / 11 + 1 / 13,
-        (second, 0): 1.5 / 12 + 1 / 11,
-        (third, 0): 1.5 / 13 + 1 / 12,
+        (first, 0): 1.5 + 11 / 13,
+        (second, 0): 1.5 * 11 / 12 + 1,
+        (third, 0): 11 / 12,
     })  # fmt: skip
 
 
