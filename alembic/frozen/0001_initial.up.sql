@@ -3096,7 +3096,7 @@ begin
             where twin.other = judged.precedence + 1
                 and twin.keeper = any(judged.kept)
         ) as twin_kept
-        where judged.precedence < (select count(*) from worded)
+        where judged.precedence < (select max(twin.other) from twin)
     ),
 
     duplicate as materialized (
