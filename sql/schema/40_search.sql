@@ -844,7 +844,10 @@ begin
                 ''
             )) as words
         from ordered
-        cross join lateral translate(lower(ordered.chunk_text), E'\t\n\x0B\f\r\u00A0', '      ') as spaced (content)
+        -- translate() takes four times as long: it looks at every character.
+        cross join lateral replace(replace(replace(replace(replace(replace(
+            lower(ordered.chunk_text), E'\t', ' '), E'\n', ' '), E'\x0B', ' '), E'\f', ' '), E'\r', ' '), E'\u00A0', ' '
+        ) as spaced (content)
         where ordered.place <= fuse_candidates.duplicate_candidates
     ),
 
