@@ -49,6 +49,7 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.EmbeddingInvalid: (502, "embedding_invalid"),
     errors.LLMError: (502, "model_failed"),
     errors.LLMConnectionError: (503, "model_unreachable"),
+    errors.LLMBusyError: (503, "model_busy"),
     errors.LLMTimeoutError: (504, "model_timeout"),
     errors.LLMIncompleteError: (502, "model_incomplete"),
     errors.ContextOverflowError: (502, "context_overflow"),

@@ -149,6 +149,10 @@ class LLMConnectionError(LLMError):
     """AI service temporarily unavailable."""
 
 
+class LLMBusyError(LLMError):
+    """Too many answers are being written; try again shortly."""
+
+
 class LLMTimeoutError(LLMError):
     """Response generation timed out. Please try again."""
 

@@ -75,18 +75,18 @@ class _Sentence:
     rank: int
 
 
-def answer(question: str, sources: Mapping[str, Passage]) -> str:
+def sentences(question: str, sources: Mapping[str, Passage]) -> list[str]:
     """One to three sentences of the sources that share most with the question, each with its alias.
 
-    Best first. The refusal of the prompt when no sentence shares a word with the question.
+    Best first. The refusal of the prompt alone when no sentence shares a word with the question.
     """
     languages = {passage.language for passage in sources.values()} | {"en"}
     wanted = key_terms(question, languages)
-    sentences = list(_sentences(sources, languages))
+    candidates = list(_sentences(sources, languages))
     frequency = Counter(
-        term for sentence in sentences for term in wanted if any(_same(term, word) for word in sentence.terms)
+        term for sentence in candidates for term in wanted if any(_same(term, word) for word in sentence.terms)
     )
-    weights = {term: math.log(1 + len(sentences) / frequency[term]) for term in wanted if frequency[term]}
+    weights = {term: math.log(1 + len(candidates) / frequency[term]) for term in wanted if frequency[term]}
 
     def found(sentence: _Sentence) -> set[str]:
         return {term for term in weights if any(_same(term, word) for word in sentence.terms)}
@@ -97,9 +97,9 @@ def answer(question: str, sources: Mapping[str, Passage]) -> str:
         discount = 1 + RANK_DISCOUNT * (sentence.rank - 1)
         return sum(weights[term] for term in found(sentence)) / length / discount
 
-    ranked = sorted(sentences, key=lambda sentence: (-weight(sentence), sentence.rank, sentence.place))
+    ranked = sorted(candidates, key=lambda sentence: (-weight(sentence), sentence.rank, sentence.place))
     if not ranked or weight(ranked[0]) == 0:
-        return INSUFFICIENT_CONTEXT
+        return [INSUFFICIENT_CONTEXT]
     chosen = [ranked[0]]
     for sentence in ranked[1:]:
         if len(chosen) == MAX_SENTENCES or weight(sentence) < FOLLOW_UP_SHARE * weight(ranked[0]):
@@ -107,7 +107,7 @@ def answer(question: str, sources: Mapping[str, Passage]) -> str:
         # Half a line of a list says little behind somebody else's sentence.
         if sentence.text.rstrip("\"'»”)").endswith(ENDINGS) and all(sentence.text != other.text for other in chosen):
             chosen.append(sentence)
-    return " ".join(f"{sentence.text} [{sentence.alias}]" for sentence in chosen)
+    return [f"{sentence.text} [{sentence.alias}]" for sentence in chosen]
 
 
 def _sentences(sources: Mapping[str, Passage], languages: set[str | None]) -> Iterator[_Sentence]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from rag.prompt import Prompt
 from rag.settings import ModelLimits, Settings
 
 EXTRACTIVE = "extractive"
+
+Sink = Callable[[str], Awaitable[None]]
+"""Takes the pieces of an answer as they arrive."""
 
 # How long a finding about Ollama holds: a server that comes up is noticed within seconds, and one
 # that is down costs a request nothing in between.
@@ -40,8 +44,30 @@ class Generator(Protocol):
     def limits(self, model: str) -> Limits:
         """What that model's prompt may hold."""
 
-    async def write(self, prompt: Prompt, *, model: str) -> Draft:
-        """Write a draft. Raises the LLMError family."""
+    async def write(
+        self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
+    ) -> Draft:
+        """Write a draft. `sink` gets its text in pieces meanwhile; joined they are the draft's text.
+
+        `deadline` is a moment of the event loop's clock, which bounds the call beside RAG_TIMEOUT_SECONDS.
+        Raises the LLMError family, of which ContextOverflowError only before the first piece; what the sink
+        raises ends the call, and so does cancelling it: the server is hung up on and stops.
+        """
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        model: str,
+        response_tokens: int,
+        schema: Mapping[str, object] | None = None,
+        deadline: float | None = None,
+    ) -> Draft:
+        """A short answer to messages of `role` and `content`, at temperature 0: to grade, to route, to fill a form.
+
+        With a JSON Schema the server is told to write JSON that fits; whether it did is for the caller to check.
+        Raises as `write` does, and ModelUnavailableError where no model writes.
+        """
 
     async def close(self) -> None: ...
 
@@ -61,8 +87,26 @@ class ExtractiveGenerator:
     def limits(self, model: str) -> Limits:
         return _limits(self._settings, None)
 
-    async def write(self, prompt: Prompt, *, model: str) -> Draft:
-        return Draft(text=extract.answer(prompt.question, prompt.sources), model=EXTRACTIVE, truncated=False)
+    async def write(
+        self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
+    ) -> Draft:
+        first, *others = extract.sentences(prompt.question, prompt.sources)
+        pieces = [first, *(f" {sentence}" for sentence in others)]
+        if sink is not None:
+            for piece in pieces:
+                await sink(piece)
+        return Draft(text="".join(pieces), model=EXTRACTIVE, truncated=False)
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        model: str,
+        response_tokens: int,
+        schema: Mapping[str, object] | None = None,
+        deadline: float | None = None,
+    ) -> Draft:
+        raise ModelUnavailableError("no model answers here: answers quote their sources")
 
     async def close(self) -> None:
         return None
@@ -85,7 +129,9 @@ class OllamaGenerator:
     def limits(self, model: str) -> Limits:
         return _limits(self._settings, check_allowed(model, self._settings))
 
-    async def write(self, prompt: Prompt, *, model: str) -> Draft:
+    async def write(
+        self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
+    ) -> Draft:
         limits = self.limits(model)
         result = await self._client.chat(
             model=model,
@@ -93,6 +139,30 @@ class OllamaGenerator:
             num_ctx=limits.window,
             num_predict=limits.response,
             temperature=self._settings.rag_temperature,
+            sink=sink,
+            deadline=deadline,
+        )
+        return Draft(text=result.text, model=model, truncated=result.truncated)
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        model: str,
+        response_tokens: int,
+        schema: Mapping[str, object] | None = None,
+        deadline: float | None = None,
+    ) -> Draft:
+        limits = self.limits(model)
+        result = await self._client.chat(
+            model=model,
+            messages=messages,
+            # The same window as for an answer, or Ollama would load the model anew.
+            num_ctx=limits.window,
+            num_predict=min(response_tokens, limits.response),
+            temperature=0.0,
+            schema=schema,
+            deadline=deadline,
         )
         return Draft(text=result.text, model=model, truncated=result.truncated)
 
@@ -127,12 +197,27 @@ class AutomaticGenerator:
     def limits(self, model: str) -> Limits:
         return self._writer(model).limits(model)
 
-    async def write(self, prompt: Prompt, *, model: str) -> Draft:
+    async def write(
+        self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
+    ) -> Draft:
         try:
-            return await self._writer(model).write(prompt, model=model)
+            return await self._writer(model).write(prompt, model=model, sink=sink, deadline=deadline)
         except LLMConnectionError:
             self._absent_until = time.monotonic() + PROBE_INTERVAL_S
             raise
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        model: str,
+        response_tokens: int,
+        schema: Mapping[str, object] | None = None,
+        deadline: float | None = None,
+    ) -> Draft:
+        return await self._writer(model).ask(
+            messages, model=model, response_tokens=response_tokens, schema=schema, deadline=deadline
+        )
 
     async def close(self) -> None:
         await self._ollama.close()

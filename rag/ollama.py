@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx2
@@ -102,14 +102,18 @@ class OllamaClient:
         num_ctx: int,
         num_predict: int,
         temperature: float,
+        schema: Mapping[str, object] | None = None,
+        sink: Callable[[str], Awaitable[None]] | None = None,
+        deadline: float | None = None,
     ) -> ChatResult:
-        """Generate one answer to messages of `role` and `content`.
+        """Generate one answer to messages of `role` and `content`; `sink` gets its pieces as they arrive.
 
+        `schema` is a JSON Schema that the answer shall fit; `deadline` a moment of the event loop's clock.
         Raises ContextOverflowError when the prompt does not fit into `num_ctx`, ModelUnavailableError,
         LLMConnectionError, LLMTimeoutError, LLMIncompleteError for an answer that breaks off or is
         empty, LLMError for what the server reports.
         """
-        request = {
+        request: dict[str, object] = {
             "model": model,
             "messages": [{"role": turn["role"], "content": turn["content"]} for turn in messages],
             # A stream shows that the server is alive, and stops it when we hang up.
@@ -119,16 +123,19 @@ class OllamaClient:
             "think": False,
             "options": {"num_ctx": num_ctx, "num_predict": num_predict, "temperature": temperature},
         }
+        if schema is not None:
+            request["format"] = schema
         started = False
+        due = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(due if deadline is None else min(due, deadline)):
                 async with self._http.stream("POST", "/api/chat", json=request) as response:
                     if response.status_code != httpx2.codes.OK:
                         raise _refusal(response.status_code, await _read(response), model=model)
                     if "html" in response.headers.get("content-type", ""):
                         raise LLMError(_NO_OLLAMA)
                     started = True
-                    return await _gather(response.aiter_bytes())
+                    return await _gather(response.aiter_bytes(), sink)
         except (TimeoutError, httpx2.ReadTimeout, httpx2.WriteTimeout) as error:
             raise LLMTimeoutError from error
         except httpx2.RequestError as error:
@@ -167,7 +174,7 @@ def _whole_name(name: str) -> str:
     return f"{path}{slash}{last}" if ":" in last else f"{path}{slash}{last}:latest"
 
 
-async def _gather(parts: AsyncIterator[bytes]) -> ChatResult:
+async def _gather(parts: AsyncIterator[bytes], sink: Callable[[str], Awaitable[None]] | None) -> ChatResult:
     """Join a stream of JSON lines to the answer that it carries."""
     text: list[str] = []
     size = 0
@@ -177,12 +184,21 @@ async def _gather(parts: AsyncIterator[bytes]) -> ChatResult:
         if len(rest) > MAX_LINE_BYTES:
             raise LLMIncompleteError(_NO_LINES)
         for line in filter(bytes.strip, lines):
-            frame = _frame(line)
+            try:
+                frame = _frame(line)
+            except ContextOverflowError as error:
+                if sink is None or not text:
+                    raise
+                # Whoever has heard half an answer cannot be given another one.
+                raise LLMIncompleteError from error
             content = _content(frame)
             size += len(content.encode(errors="replace"))
             if size > MAX_ANSWER_BYTES:
                 raise LLMIncompleteError("The model did not come to an end and was stopped.")
-            text.append(content)
+            if content:
+                text.append(content)
+                if sink is not None:
+                    await sink(content)
             if frame.get("done") is True:
                 return _result("".join(text), frame)
     if rest.strip():

@@ -102,6 +102,7 @@ def test_every_error_becomes_a_problem_with_its_status(kind: type[errors.RAGServ
         (errors.EmbeddingInvalid, 502),
         (errors.LLMConnectionError, 503),
         (errors.LLMTimeoutError, 504),
+        (errors.LLMBusyError, 503),
         (errors.LLMIncompleteError, 502),
         (errors.ModelNotAllowedError, 400),
         (errors.RAGServiceError, 500),
