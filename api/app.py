@@ -67,6 +67,7 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
             ):
                 log.warning("startup_check", finding=warning)
             async with door.opened(database), RAGService(settings, database) as service:
+                await service.generator.check()
                 app.state.service = service
                 yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,6 +75,7 @@ CODES = {
 
 # Spec 000 asks the user to come back; a connection or a model server takes about that long.
 RETRY_AFTER_S = 5
+MAX_RETRY_AFTER_S = 3600
 RETRYABLE = {429, 503}
 
 MAX_ECHO = 200
@@ -89,6 +91,7 @@ def problem(
     title: str,
     detail: str,
     fields: list[dict[str, str]] | None = None,
+    retry_after_s: float | None = None,
 ) -> Response:
     """An `application/problem+json` response; the request's id is in it and in its headers."""
     request_id = _request_id(request)
@@ -104,7 +107,7 @@ def problem(
     }
     headers = {"X-Request-ID": request_id, "Cache-Control": "no-store"}
     if status in RETRYABLE:
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        headers["Retry-After"] = str(min(MAX_RETRY_AFTER_S, math.ceil(retry_after_s or RETRY_AFTER_S)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     # Escaped to ASCII: a field name may be a lone surrogate, which no encoder would take.
@@ -147,7 +150,17 @@ async def _service_error(request: Request, error: Exception) -> Response:
         )
     fields = [{"field": error.field, "message": error.message}] if error.field else []
     title = (type(error).__doc__ or "").strip().rstrip(".")
-    return problem(request, status=status, code=code, title=title, detail=error.message, fields=fields)
+    # When somebody knows: the breaker, or the model server.
+    retry_after_s = error.retry_after_s if isinstance(error, errors.LLMConnectionError | errors.LLMBusyError) else None
+    return problem(
+        request,
+        status=status,
+        code=code,
+        title=title,
+        detail=error.message,
+        fields=fields,
+        retry_after_s=retry_after_s,
+    )
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:

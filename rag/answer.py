@@ -5,6 +5,7 @@ No model is called while a transaction is open: the search has one, the re-check
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import time
@@ -127,11 +128,12 @@ class RAGService:
         and the DatabaseError family. An embedding provider that is down degrades the search to keywords.
         """
         started = time.perf_counter()
+        deadline = asyncio.get_running_loop().time() + self.settings.answer_timeout_seconds
         check_request(request, principal)
         model = await self.generator.choose(request.model)
         found = await self.search(request, principal=principal)
         if found.passages:
-            written = await self._write(request, found.passages, model)
+            written = await self._write(request, found.passages, model, deadline)
         else:
             written = _nothing_to_quote(model)
         return await self._finish(request, principal, found, written, started)
@@ -239,7 +241,7 @@ class RAGService:
         """What somebody said; else None, and it is what was calibrated, or the model's."""
         return self.settings.rag_min_similarity_score if request.min_similarity is None else request.min_similarity
 
-    async def _write(self, request: RAGRequest, passages: Sequence[Passage], model: str) -> Written:
+    async def _write(self, request: RAGRequest, passages: Sequence[Passage], model: str, deadline: float) -> Written:
         """Fit, lay out and generate. A server that counts more tokens than we did gets a shorter prompt, once."""
         limits = self.generator.limits(model)
         if request.max_context_tokens is not None:
@@ -250,16 +252,16 @@ class RAGService:
             return dataclasses.replace(_nothing_to_quote(model), degraded=[NO_ROOM])
         degraded = []
         try:
-            draft = await self.generator.write(laid_out, model=model)
+            draft = await self.generator.write(laid_out, model=model, deadline=deadline)
         except ContextOverflowError as overflow:
             ours = self._count(laid_out.system) + self._count(laid_out.user)
             try:
-                fitted, laid_out = self._fit(request, passages, _shrink(limits, ours, overflow.prompt_tokens))
+                fitted, laid_out = self._fit(request, passages, _shrink(limits, ours, overflow))
             except TokenBudgetExceededError:
                 raise overflow from None
             if not fitted.passages:
                 raise
-            draft = await self.generator.write(laid_out, model=model)
+            draft = await self.generator.write(laid_out, model=model, deadline=deadline)
             degraded.append(SHRUNK)
         if draft.truncated:
             degraded.append(TRUNCATED)
@@ -434,17 +436,22 @@ def _nothing_to_quote(model: str) -> Written:
     )
 
 
-def _shrink(limits: Limits, ours: int, theirs: int | None) -> Limits:
-    """Limits under which a prompt fits that we counted as `ours` and its server as `theirs` tokens.
+def _shrink(limits: Limits, ours: int, overflow: ContextOverflowError) -> Limits:
+    """Limits under which a prompt fits that we counted as `ours` tokens and its server as too many.
 
     The window stands for what we may fill by our own count; the server is asked for the same one again.
     """
-    if theirs is None or theirs < limits.window:
-        # No count, or a model whose own window is smaller than the one asked for: nobody says how much fits.
-        room = ours // 2
-    else:
-        # A tenth of slack: the count of the shorter prompt scales only roughly.
-        room = int(0.9 * (limits.window - limits.response) * ours / theirs)
+    theirs, window = overflow.prompt_tokens, overflow.window_tokens
+    if window is None and theirs is not None and theirs >= limits.window:
+        window = limits.window
+    # Without a count, or with a window of the model's own that nobody names: who knows how much fits.
+    room = ours // 2
+    if theirs is not None and window is not None:
+        # Some servers keep the answer's share free, and refuse a prompt that is shorter than the window.
+        fits = min(window, limits.window) - limits.response
+        if theirs > fits:
+            # A tenth of slack: the count of the shorter prompt scales only roughly.
+            room = int(0.9 * fits * ours / theirs)
     return dataclasses.replace(limits, window=limits.response + room)
 
 

@@ -58,7 +58,7 @@ async def run(settings: Settings) -> int:
         screen.out.print(
             f"  answers quote their sources: no Ollama with the model answers at {escape(settings.ollama_base_url)}"
             if model == EXTRACTIVE
-            else f"  answers are written by {escape(model)} on Ollama"
+            else f"  answers are written by {escape(model)}"
         )
         with _step("questions"):
             missed = await _ask(manifest, ids, service)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import httpx2
 
+from rag.chat import http_client
 from rag.errors import EmbeddingInvalid, EmbeddingTimeout, EmbeddingUnavailable, InvalidInput
-from rag.ollama import http_client
 from rag.settings import Settings
 from rag.tokens import ESTIMATE, TokenCounter, tiktoken_counter
 

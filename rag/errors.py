@@ -148,13 +148,28 @@ class LLMError(RAGServiceError):
 class LLMConnectionError(LLMError):
     """AI service temporarily unavailable."""
 
+    def __init__(self, message: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """In so many seconds the same may be sent again: nothing has been done. None = who knows."""
+
 
 class LLMBusyError(LLMError):
     """Too many answers are being written; try again shortly."""
 
+    def __init__(self, message: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """As the model server asked for; None when it did not, or was not asked."""
+
 
 class LLMTimeoutError(LLMError):
     """Response generation timed out. Please try again."""
+
+    def __init__(self, message: str | None = None, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
+        """The server had its full time and sent nothing, as one that hangs."""
 
 
 class LLMIncompleteError(LLMError):
@@ -164,10 +179,14 @@ class LLMIncompleteError(LLMError):
 class ContextOverflowError(LLMError):
     """The prompt is longer than the model's context window."""
 
-    def __init__(self, message: str | None = None, *, prompt_tokens: int | None = None) -> None:
+    def __init__(
+        self, message: str | None = None, *, prompt_tokens: int | None = None, window_tokens: int | None = None
+    ) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         """The true length of the prompt as the server counted it, when it said so."""
+        self.window_tokens = window_tokens
+        """The window that the server has for prompt and answer, when it said so."""
 
 
 class ModelNotAllowedError(LLMError):

@@ -1,29 +1,42 @@
-"""Writes the draft of an answer: with a model on Ollama, or from the sources' own sentences."""
+"""Writes the draft of an answer: with a model on a server, or from the sources' own sentences."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+
 from rag import extract
+from rag.admit import Breaker, Queue
 from rag.budget import Limits
-from rag.errors import LLMConnectionError, LLMError, ModelNotAllowedError, ModelUnavailableError
+from rag.chat import ChatClient, ChatRequest, ChatResult
+from rag.chat import Sink as Sink
+from rag.errors import LLMBusyError, LLMConnectionError, LLMError, ModelNotAllowedError, ModelUnavailableError
 from rag.ollama import OllamaClient, same_model
+from rag.openai_chat import OpenAIClient
 from rag.prompt import Prompt
 from rag.settings import ModelLimits, Settings
 
-EXTRACTIVE = "extractive"
+log = structlog.get_logger(__name__)
 
-Sink = Callable[[str], Awaitable[None]]
-"""Takes the pieces of an answer as they arrive."""
+EXTRACTIVE = "extractive"
 
 # How long a finding about Ollama holds: a server that comes up is noticed within seconds, and one
 # that is down costs a request nothing in between.
 PROBE_INTERVAL_S = 10.0
 # Loopback and local networks answer in milliseconds.
 PROBE_TIMEOUT_S = 1.0
+# The same, once for every model of the allow-list; a service does not start later than this for it.
+CHECK_TIMEOUT_S = 2.0
+
+# Where nothing was done yet the same may be sent again, so often in all and with such pauses, doubled each time.
+ATTEMPTS = 3
+RETRY_DELAY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +57,19 @@ class Generator(Protocol):
     def limits(self, model: str) -> Limits:
         """What that model's prompt may hold."""
 
+    async def check(self) -> None:
+        """Compare the allow-list with the models' true windows, within `CHECK_TIMEOUT_S`.
+
+        What a server that is down cannot say now is asked when a model is first chosen. Raises nothing.
+        """
+
     async def write(
         self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
     ) -> Draft:
         """Write a draft. `sink` gets its text in pieces meanwhile; joined they are the draft's text.
 
-        `deadline` is a moment of the event loop's clock, which bounds the call beside RAG_TIMEOUT_SECONDS.
+        `deadline` is a moment of the event loop's clock, until which the whole call must be over; without one it
+        has the time of a whole answer from now. Waiting for a place at the server counts.
         Raises the LLMError family, of which ContextOverflowError only before the first piece; what the sink
         raises ends the call, and so does cancelling it: the server is hung up on and stops.
         """
@@ -87,6 +107,9 @@ class ExtractiveGenerator:
     def limits(self, model: str) -> Limits:
         return _limits(self._settings, None)
 
+    async def check(self) -> None:
+        return None
+
     async def write(
         self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
     ) -> Draft:
@@ -112,37 +135,52 @@ class ExtractiveGenerator:
         return None
 
 
-class OllamaGenerator:
-    """Asks a model on an Ollama server."""
+class ServerGenerator:
+    """Asks a model on a server: as many at once as it can take, and again where nothing was done."""
 
-    def __init__(self, settings: Settings, client: OllamaClient) -> None:
+    def __init__(self, settings: Settings, client: ChatClient) -> None:
         self._settings = settings
         self._client = client
+        self._queue = Queue(places=settings.llm_concurrency, waiting=settings.rag_llm_queue)
+        self._breaker = Breaker()
+        self._windows: dict[str, int] = {}
+        """Of models whose server was asked, by their names in the allow-list, in tokens."""
 
     async def choose(self, requested: str | None) -> str:
         model = requested or self._settings.chat_model
-        check_allowed(model, self._settings)
-        if not any(same_model(model, name) for name in await self._client.available_models()):
-            raise ModelUnavailableError(f"model '{model}' is not installed; run: ollama pull {model}")
+        name, _ = _allowed(model, self._settings)
+        if not any(self._client.same_model(model, offered) for offered in await self._offered()):
+            raise ModelUnavailableError(self._client.missing(model))
+        await self._learn(name)
         return model
 
     def limits(self, model: str) -> Limits:
-        return _limits(self._settings, check_allowed(model, self._settings))
+        name, limits = _allowed(model, self._settings)
+        window = min(limits.context_window, self._windows.get(name, limits.context_window))
+        return _limits(self._settings, limits.model_copy(update={"context_window": window}))
+
+    async def check(self) -> None:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                offered = await self._offered()
+                for name in self._settings.rag_model_limits:
+                    if any(self._client.same_model(name, other) for other in offered):
+                        await self._learn(name)
+        except (TimeoutError, LLMError) as error:
+            log.info("models_unchecked", cause=type(error).__name__)
 
     async def write(
         self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
     ) -> Draft:
         limits = self.limits(model)
-        result = await self._client.chat(
+        request = ChatRequest(
             model=model,
             messages=[{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}],
-            num_ctx=limits.window,
-            num_predict=limits.response,
+            window_tokens=limits.window,
+            response_tokens=limits.response,
             temperature=self._settings.rag_temperature,
-            sink=sink,
-            deadline=deadline,
         )
-        return Draft(text=result.text, model=model, truncated=result.truncated)
+        return await self._chat(request, sink=sink, deadline=deadline)
 
     async def ask(
         self,
@@ -154,20 +192,62 @@ class OllamaGenerator:
         deadline: float | None = None,
     ) -> Draft:
         limits = self.limits(model)
-        result = await self._client.chat(
+        request = ChatRequest(
             model=model,
             messages=messages,
-            # The same window as for an answer, or Ollama would load the model anew.
-            num_ctx=limits.window,
-            num_predict=min(response_tokens, limits.response),
+            # The same as for an answer: Ollama loads a model anew when its window changes.
+            window_tokens=limits.window,
+            response_tokens=min(response_tokens, limits.response),
             temperature=0.0,
             schema=schema,
-            deadline=deadline,
         )
-        return Draft(text=result.text, model=model, truncated=result.truncated)
+        return await self._chat(request, sink=None, deadline=deadline)
 
     async def close(self) -> None:
         await self._client.close()
+
+    async def _offered(self) -> list[str]:
+        with self._breaker.watching():
+            return await self._client.available_models()
+
+    async def _learn(self, name: str) -> None:
+        """Ask once how much a model of the allow-list takes, and believe its server where that is less."""
+        if name in self._windows:
+            return
+        try:
+            length = await self._client.context_length(name)
+        except LLMError:
+            return  # it will be asked the next time
+        if name in self._windows:
+            return  # somebody else was faster
+        configured = self._settings.rag_model_limits[name].context_window
+        self._windows[name] = configured if length is None else min(configured, length)
+        if length is not None and length < configured:
+            log.warning("model_window_corrected", model=name, configured_tokens=configured, actual_tokens=length)
+
+    async def _chat(self, request: ChatRequest, *, sink: Sink | None, deadline: float | None) -> Draft:
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + self._settings.answer_timeout_seconds
+        # Before the queue as well: nobody shall wait for a server that is known to be down.
+        self._breaker.check()
+        async with self._queue.place(deadline=deadline):
+            with self._breaker.watching():
+                result = await self._persist(request, sink=sink, deadline=deadline)
+        return Draft(text=result.text, model=request.model, truncated=result.truncated)
+
+    async def _persist(self, request: ChatRequest, *, sink: Sink | None, deadline: float) -> ChatResult:
+        """Ask, and ask again while the server says that it has done nothing yet, and there is time."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await self._client.chat(request, sink=sink, deadline=deadline)
+            except (LLMConnectionError, LLMBusyError) as error:
+                if error.retry_after_s is None or attempt == ATTEMPTS:
+                    raise
+                delay_s = max(error.retry_after_s, RETRY_DELAY_S * 2 ** (attempt - 1) * _jitter())
+                if asyncio.get_running_loop().time() + delay_s >= deadline:
+                    raise
+            await asyncio.sleep(delay_s)
+        raise AssertionError("every attempt returns or raises")
 
 
 class AutomaticGenerator:
@@ -175,10 +255,7 @@ class AutomaticGenerator:
 
     def __init__(self, settings: Settings) -> None:
         self._extractive = ExtractiveGenerator(settings)
-        self._ollama = OllamaGenerator(
-            settings, OllamaClient(settings.ollama_base_url, timeout_s=settings.rag_timeout_seconds)
-        )
-        self._probe = OllamaGenerator(settings, OllamaClient(settings.ollama_base_url, timeout_s=PROBE_TIMEOUT_S))
+        self._ollama = _open_ollama(settings)
         self._absent_until = 0.0
 
     async def choose(self, requested: str | None) -> str:
@@ -189,13 +266,17 @@ class AutomaticGenerator:
         if time.monotonic() < self._absent_until:
             return EXTRACTIVE
         try:
-            return await self._probe.choose(None)
-        except LLMError:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return await self._ollama.choose(None)
+        except (TimeoutError, LLMError):
             self._absent_until = time.monotonic() + PROBE_INTERVAL_S
             return EXTRACTIVE
 
     def limits(self, model: str) -> Limits:
         return self._writer(model).limits(model)
+
+    async def check(self) -> None:
+        await self._ollama.check()
 
     async def write(
         self, prompt: Prompt, *, model: str, sink: Sink | None = None, deadline: float | None = None
@@ -221,7 +302,6 @@ class AutomaticGenerator:
 
     async def close(self) -> None:
         await self._ollama.close()
-        await self._probe.close()
 
     def _writer(self, model: str) -> Generator:
         return self._extractive if model == EXTRACTIVE else self._ollama
@@ -230,23 +310,57 @@ class AutomaticGenerator:
 def open_generator(settings: Settings) -> Generator:
     """The generator that the settings ask for; nothing is contacted yet.
 
-    Raises ModelNotAllowedError when CHAT_MODEL is not in RAG_MODEL_LIMITS.
+    Raises ModelNotAllowedError when CHAT_MODEL is not in RAG_MODEL_LIMITS, ModelUnavailableError when OpenAI
+    is to be asked without OPENAI_API_KEY.
     """
     if settings.rag_llm_provider == EXTRACTIVE:
         return ExtractiveGenerator(settings)
-    check_allowed(settings.chat_model, settings)
+    try:
+        _allowed(settings.chat_model, settings)
+    except ModelNotAllowedError as error:
+        raise ModelNotAllowedError(
+            f"CHAT_MODEL={settings.chat_model} is not in RAG_MODEL_LIMITS, which has "
+            + ", ".join(settings.rag_model_limits)
+        ) from error
     if settings.rag_llm_provider == "ollama":
-        return OllamaGenerator(settings, OllamaClient(settings.ollama_base_url, timeout_s=settings.rag_timeout_seconds))
+        return _open_ollama(settings)
+    if settings.rag_llm_provider == "openai":
+        return _open_openai(settings)
     return AutomaticGenerator(settings)
 
 
+def _open_ollama(settings: Settings) -> ServerGenerator:
+    return ServerGenerator(settings, OllamaClient(settings.ollama_base_url, timeout_s=settings.rag_timeout_seconds))
+
+
+def _open_openai(settings: Settings) -> ServerGenerator:
+    key = settings.openai_api_key
+    return ServerGenerator(
+        settings,
+        OpenAIClient(
+            settings.openai_base_url,
+            api_key=None if key is None else key.get_secret_value(),
+            timeout_s=settings.rag_timeout_seconds,
+        ),
+    )
+
+
 def check_allowed(model: str, settings: Settings) -> ModelLimits:
-    """The limits of an allowed model. Raises ModelNotAllowedError; the tag `latest` may be left out."""
+    """The limits of an allowed model. Raises ModelNotAllowedError; Ollama's tag `latest` may be left out."""
+    return _allowed(model, settings)[1]
+
+
+def _allowed(model: str, settings: Settings) -> tuple[str, ModelLimits]:
+    """An allowed model's name in the allow-list, and its limits."""
     for name, limits in settings.rag_model_limits.items():
-        if same_model(model, name):
-            return limits
+        if model == name or (settings.rag_llm_provider != "openai" and same_model(model, name)):
+            return name, limits
     allowed = ", ".join(settings.rag_model_limits)
     raise ModelNotAllowedError(f"model is not allowed; available: {allowed}", field="model")
+
+
+def _jitter() -> float:
+    return random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
 
 
 def _limits(settings: Settings, model: ModelLimits | None) -> Limits:

@@ -85,13 +85,23 @@ class Settings(BaseSettings):
     openai_api_key: SecretStr | None = None
 
     # Generation (specs 000 and 001).
-    rag_llm_provider: Literal["ollama", "extractive"] | None = None
+    rag_llm_provider: Literal["ollama", "openai", "extractive"] | None = None
     """None = Ollama when it answers with the model installed, else extractive."""
     ollama_base_url: str = "http://localhost:11434"
     chat_model: str = "llama3.2"
     rag_model_limits: dict[str, ModelLimits] = DEFAULT_MODEL_LIMITS
     rag_temperature: Annotated[float, Field(ge=0, le=2)] = 0.1
     rag_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """For one response of a model, once it is its turn."""
+    rag_answer_timeout_seconds: Annotated[float, Field(gt=0)] | None = None
+    """For a whole answer, from the question to its end: searching, waiting for the model, a second try, a grade.
+    None = twice RAG_TIMEOUT_SECONDS, so that a slow first response leaves room for the rest."""
+    rag_llm_concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Responses that each process lets the model server write at once. None = 1 for Ollama, which by default
+    writes one after the other and lets the time of the others run out meanwhile; 8 for `openai`."""
+    rag_llm_queue: Annotated[int, Field(ge=0)] = 16
+    """So many more wait for their turn, each process's own; who comes then is told to try again shortly. At 3 s a
+    response that is what an Ollama can serve before they time out."""
     rag_confidence_threshold: Annotated[int, Field(ge=0, le=100)] = 60
     rag_admin_email: str = "admin@company.com"
 
@@ -146,6 +156,14 @@ class Settings(BaseSettings):
     """A list, or words in one text as in `scope`."""
     rag_jwt_publisher_role: Annotated[str, Field(min_length=1)] | None = None
     """The role that may write scope public. None = nobody."""
+
+    @property
+    def answer_timeout_seconds(self) -> float:
+        return self.rag_answer_timeout_seconds or 2 * self.rag_timeout_seconds
+
+    @property
+    def llm_concurrency(self) -> int:
+        return self.rag_llm_concurrency or (8 if self.rag_llm_provider == "openai" else 1)
 
     @property
     def embedding_model(self) -> str:

@@ -119,6 +119,17 @@ def test_an_error_without_a_line_of_its_own_has_that_of_its_parent() -> None:
     assert status_of(BreakerOpen()) == (503, "embedding_unavailable")
 
 
+@pytest.mark.parametrize("kind", [errors.LLMConnectionError, errors.LLMBusyError])
+@pytest.mark.parametrize(
+    ("known", "header"), [(None, "5"), (0.0, "5"), (0.2, "1"), (7.0, "7"), (7.1, "8"), (1e9, "3600")]
+)
+def test_whoever_knows_when_to_come_back_says_it(
+    kind: type[errors.LLMConnectionError] | type[errors.LLMBusyError], known: float | None, header: str
+) -> None:
+    response = failing(kind(retry_after_s=known)).get("/")
+    assert (response.status_code, response.headers["retry-after"]) == (503, header)
+
+
 # --- what a problem says -------------------------------------------------------------------------
 
 

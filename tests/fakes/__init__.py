@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import random
+import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +54,7 @@ class Exchange(BaseHTTPRequestHandler):
             self.server.answer_with(self)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the client hung up, as it may
+            self.server.hung_up.set()
 
     def log_message(self, format: str, *args: object) -> None:
         return None
@@ -95,6 +98,12 @@ class Exchange(BaseHTTPRequestHandler):
         """What a proxy or a wrong port answers."""
         self.send(status, b"<!doctype html><title>Welcome</title>", media_type="text/html")
 
+    def begin_slowly(self) -> None:
+        """Send headers for ever, a byte at a time."""
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while not self.server.stopping.wait(0.02):
+            self.wfile.write(b"a")
+
     def cut(self) -> None:
         """Close the connection at this point, in the middle of whatever was being sent."""
         self.wfile.flush()
@@ -108,8 +117,12 @@ class Exchange(BaseHTTPRequestHandler):
         self.connection.close()
 
     def hang(self, seconds: float = HANG_S) -> None:
-        """Say nothing for so long, or until the server is stopped."""
-        self.server.stopping.wait(seconds)
+        """Say nothing for so long, or until the client hangs up, or the server is stopped."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.server.stopping.wait(0.02):
+            heard, _, _ = select.select([self.connection], [], [], 0)
+            if heard and not self.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError
 
     def drip(self, part: bytes, *, every_s: float = 0.02) -> None:
         """Send a part over and over, so that no single read ever times out."""
@@ -118,16 +131,18 @@ class Exchange(BaseHTTPRequestHandler):
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """An HTTP server on a free port of 127.0.0.1, one thread a connection."""
+    """An HTTP server on 127.0.0.1, on a free port unless one is given; one thread a connection."""
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, answer_with: Callable[[Exchange], None]) -> None:
-        super().__init__(("127.0.0.1", 0), Exchange)
+    def __init__(self, answer_with: Callable[[Exchange], None], *, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Exchange)
         self.answer_with = answer_with
         self.requests: list[Recorded] = []
         self.stopping = threading.Event()
+        self.hung_up = threading.Event()
+        """A client closed its connection before it had all of an answer."""
 
     @property
     def url(self) -> str:
@@ -138,9 +153,9 @@ class LoopbackServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(answer_with: Callable[[Exchange], None]) -> Iterator[LoopbackServer]:
+def serving(answer_with: Callable[[Exchange], None], *, port: int = 0) -> Iterator[LoopbackServer]:
     """Run a server until the block ends."""
-    server = LoopbackServer(answer_with)
+    server = LoopbackServer(answer_with, port=port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

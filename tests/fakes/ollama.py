@@ -15,38 +15,42 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakes import VECTOR_FAULTS, Exchange, LoopbackServer, Recorded, serving, spoil, unit_vector
-
-Message = dict[str, str]
+from tests.fakes.chat import Message, count_words, prompt_tokens, refuse, speak, tokens_of
 
 DEFAULT_NUM_CTX = 4096
-# What a chat template adds around each message.
-TEMPLATE_TOKENS = 4
 
-CHAT_FAULTS = (
-    "reset",
-    "slow",  # says nothing until the client gives up
-    "drip",  # sends tokens for ever, slowly
-    "endless",  # the same, as fast as it can
-    "endless_line",
-    "error_line",  # an error inside a stream that began with 200
-    "overflow_line",
-    "cut",  # the connection breaks in the middle
-    "no_done",  # the stream ends well, but the answer has not
-    "invalid_utf8",
-    "no_json",
-    "empty",
-    "overflow",
-    "overflow_without_count",
-    "busy",
-    "crash",  # an error before the first token
-    "html",
-)
 EMBED_FAULTS = (*VECTOR_FAULTS, "reset", "slow", "cut", "html", "no_json", "busy", "crash")
 
 
-def count_words(text: str) -> int:
-    """The default tokenizer of the fake."""
-    return len(text.split())
+@dataclass
+class OllamaDialect:
+    """Lines of JSON."""
+
+    model: str
+    counts: dict[str, int] = field(default_factory=dict)
+    media_type: str = "application/x-ndjson"
+
+    def token(self, text: str) -> bytes:
+        return self._line({"content": text})
+
+    def thought(self, text: str) -> bytes:
+        return self._line({"content": "", "thinking": text})
+
+    def end(self, reason: str) -> bytes:
+        return self._line({"content": ""}, {"done": True, "done_reason": reason} | self.counts)
+
+    def problem(self, message: str, *, kind: str) -> object:
+        return {"error": message}
+
+    def overflow(self, prompt_tokens: int, window: int) -> object:
+        return {"error": _overflow(prompt_tokens, window)}
+
+    def error(self, body: object) -> bytes:
+        return json.dumps(body).encode() + b"\n"
+
+    def _line(self, message: dict[str, str], last: dict[str, object] | None = None) -> bytes:
+        frame = _frame(self.model, message) | (last or {})
+        return json.dumps(frame, ensure_ascii=False).encode() + b"\n"
 
 
 @dataclass
@@ -57,6 +61,8 @@ class FakeOllama:
     models: Sequence[str] = ("llama3.2:latest",)
     embedding_models: Sequence[str] = ("nomic-embed-text:latest",)
     count_tokens: Callable[[str], int] = count_words
+    context_length: int = 131_072
+    parameters: str = 'stop                           "<|eot_id|>"'
     embedding_dimensions: int = 768
     embedding_context: int = 2048
     fault: str | None = None
@@ -73,18 +79,10 @@ class FakeOllama:
 
     def serve(self, exchange: Exchange) -> None:
         fault = self._due_fault()
+        dialect = OllamaDialect((exchange.body or {}).get("model", ""))
+        if refuse(exchange, fault, dialect):
+            return
         match exchange.command, exchange.path:
-            case _ if fault == "reset":
-                exchange.reset()
-            case _ if fault == "slow":
-                exchange.hang()
-            case _ if fault == "html":
-                exchange.send_html()
-            case _ if fault == "busy":
-                message = "server busy, please try again.  maximum pending requests exceeded"
-                exchange.send(503, {"error": message})
-            case _ if fault == "crash":
-                exchange.send(500, {"error": "llama runner process has terminated: signal: killed"})
             case "GET", "/api/version":
                 exchange.send(200, {"version": "0.12.6"})
             case "GET", "/api/tags":
@@ -93,7 +91,7 @@ class FakeOllama:
             case "POST", "/api/show":
                 self._show(exchange)
             case "POST", "/api/chat":
-                self._chat(exchange, fault)
+                self._chat(exchange, dialect, fault)
             case "POST", "/api/embed":
                 self._embed(exchange, fault)
             case _:
@@ -115,10 +113,11 @@ class FakeOllama:
             exchange.send(404, {"error": f"model '{name}' not found"})
             return
         family = "llama" if chat else "nomic-bert"
-        length = 131_072 if chat else self.embedding_context
+        length = self.context_length if chat else self.embedding_context
         exchange.send(
             200,
             {
+                "parameters": self.parameters,
                 "details": {"family": family, "format": "gguf", "quantization_level": "Q4_K_M"},
                 "model_info": {"general.architecture": family, f"{family}.context_length": length},
                 "capabilities": ["completion"] if chat else ["embedding"],
@@ -127,82 +126,37 @@ class FakeOllama:
 
     # --- chat ------------------------------------------------------------------------------------
 
-    def _chat(self, exchange: Exchange, fault: str | None) -> None:
+    def _chat(self, exchange: Exchange, dialect: OllamaDialect, fault: str | None) -> None:
         body = exchange.body
         name, messages = body["model"], body["messages"]
         if not self._has(name, self.models):
             exchange.send(404, {"error": f"model '{name}' not found"})
             return
         options = body.get("options", {})
-        window = options.get("num_ctx", DEFAULT_NUM_CTX)
-        prompt_tokens = self._prompt_tokens(messages)
-        if fault == "overflow_without_count":
-            exchange.send(400, {"error": "the input length exceeds the context length"})
-            return
-        if fault == "overflow" or (prompt_tokens >= window and body.get("truncate") is False):
-            exchange.send(400, {"error": _overflow(prompt_tokens, window)})
+        # Ollama allots no more than the model was trained for, whatever is asked.
+        window = min(options.get("num_ctx", DEFAULT_NUM_CTX), self.context_length)
+        length = prompt_tokens(messages, self.count_tokens)
+        if fault == "overflow" or (length >= window and body.get("truncate") is False):
+            exchange.send(400, dialect.overflow(length, window))
             return
         # As the real one does it unless told otherwise: the oldest go first, nobody is told, and the
         # count is taken afterwards.
-        while prompt_tokens >= window and len(messages) > 1:
+        while length >= window and len(messages) > 1:
             oldest = next((at for at, turn in enumerate(messages) if turn["role"] != "system"), 0)
             messages = messages[:oldest] + messages[oldest + 1 :]
-            prompt_tokens = self._prompt_tokens(messages)
+            length = prompt_tokens(messages, self.count_tokens)
         text = "" if fault == "empty" else self.answer(messages)
         # -1, the default, means no limit.
         limit = options.get("num_predict", -1)
-        room = max(0, window - prompt_tokens) if limit < 0 else min(limit, max(0, window - prompt_tokens))
-        tokens = _tokens(text)
-        last = {
-            "done": True,
-            "done_reason": "stop" if len(tokens) <= room else "length",
-            "total_duration": 1_000_000,
-            "load_duration": 1_000,
-            "prompt_eval_count": prompt_tokens,
-            "prompt_eval_duration": 1_000,
-            "eval_count": min(len(tokens), room),
-            "eval_duration": 1_000,
-        }
-        tokens = tokens[:room]
+        room = max(0, window - length) if limit < 0 else min(limit, max(0, window - length))
+        tokens = tokens_of(text)
+        reason = "stop" if len(tokens) <= room else "length"
+        dialect.counts = {"prompt_eval_count": length, "eval_count": min(len(tokens), room)}
         if body.get("stream") is False:
-            exchange.send(200, _frame(name, "".join(tokens)) | last)
+            last = {"done": True, "done_reason": reason} | dialect.counts
+            exchange.send(200, _frame(name, {"content": "".join(tokens[:room])}) | last)
             return
-        exchange.begin_stream(media_type="application/x-ndjson")
-        if fault is None or fault == "empty":
-            for token in tokens:
-                exchange.stream(_line(_frame(name, token)))
-            exchange.stream(_line(_frame(name, "") | last))
-            exchange.end_stream()
-            return
-        exchange.stream(_line(_frame(name, "It is")))
-        match fault:
-            case "error_line":
-                exchange.stream(_line({"error": "model runner has unexpectedly stopped"}))
-                exchange.end_stream()
-            case "overflow_line":
-                exchange.stream(_line({"error": _overflow(prompt_tokens, window)}))
-                exchange.end_stream()
-            case "cut":
-                exchange.stream(_line(_frame(name, " so."))[:-20])
-                exchange.cut()
-            case "no_done":
-                exchange.end_stream()
-            case "invalid_utf8":
-                exchange.stream(_line(_frame(name, "caf")).replace(b"caf", b"caf\xe9"))
-                exchange.stream(_line(_frame(name, "") | last))
-                exchange.end_stream()
-            case "no_json":
-                exchange.stream(b"data: {}\n")
-                exchange.end_stream()
-            case "drip":
-                exchange.drip(_line(_frame(name, " and")))
-            case "endless":
-                exchange.drip(_line(_frame(name, " and on" * 1000)), every_s=0.0)
-            case "endless_line":
-                exchange.drip(b"x" * 100_000, every_s=0.0)
-
-    def _prompt_tokens(self, messages: list[Message]) -> int:
-        return sum(self.count_tokens(message["content"]) + TEMPLATE_TOKENS for message in messages)
+        speak(exchange, dialect, tokens[:room], reason=reason, fault=fault)
 
     # --- embeddings ------------------------------------------------------------------------------
 
@@ -260,22 +214,13 @@ def _listing(name: str) -> dict[str, Any]:
     }
 
 
-def _frame(model: str, content: str) -> dict[str, Any]:
+def _frame(model: str, message: dict[str, str]) -> dict[str, Any]:
     return {
         "model": model,
         "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-        "message": {"role": "assistant", "content": content},
+        "message": {"role": "assistant"} | message,
         "done": False,
     }
-
-
-def _line(frame: dict[str, Any]) -> bytes:
-    return json.dumps(frame, ensure_ascii=False).encode() + b"\n"
-
-
-def _tokens(text: str) -> list[str]:
-    """One token a word, each with the space in front of it."""
-    return [word if at == 0 else f" {word}" for at, word in enumerate(text.split(" "))] if text else []
 
 
 def _shortened(vector: list[float], dimensions: int) -> list[float]:
