@@ -36,7 +36,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 # A line carries one token, or the whole answer when a proxy gathered it.
 MAX_LINE_BYTES = 2 * MAX_ANSWER_BYTES
 # Around each token stand 100 to 400 bytes of JSON.
-MAX_STREAM_BYTES = 16 * MAX_ANSWER_BYTES
+MAX_STREAM_BYTES = 8 * MAX_ANSWER_BYTES
 # Of a server's explanation, so much may reach a message or a log.
 MAX_QUOTE = 200
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 from pydantic import SecretStr
 from starlette.testclient import TestClient
@@ -19,6 +20,7 @@ from tests.api.running import Person, problem_of, running
 from tests.conftest import Deployment
 from tests.fakes import refusing_url
 from tests.fakes.openai_embeddings import FakeOpenAI, fake_openai
+from tests.rag.model_servers import ModelServer, model_server
 
 REFUNDS = "# Refunds\n\nA refund takes five working days."
 ASKED = "How long does a refund take?"
@@ -278,3 +280,55 @@ def test_with_strict_a_warning_is_a_refusal(
     start(deployment, remote)
     with pytest.raises(BarrierDown, match=r"older than"):
         start(deployment, remote.model_copy(update={"rag_strict": True}))
+
+
+# --- the model server ----------------------------------------------------------------------------
+
+MODEL_FAULTS = [
+    ("reset", 503, "model_unreachable"),
+    ("bad_gateway", 503, "model_unreachable"),
+    ("rate_limit", 503, "model_busy"),
+    ("missing_model", 503, "model_unavailable"),
+    ("slow", 504, "model_timeout"),
+    ("crash", 502, "model_failed"),
+    ("cut", 502, "model_incomplete"),
+    ("empty", 502, "model_incomplete"),
+    ("overflow", 502, "context_overflow"),
+]
+
+
+def written_by(server: ModelServer, remote: Settings) -> Settings:
+    given = server.settings(rag_timeout_seconds=1.0)
+    names = ("rag_llm_provider", "ollama_base_url", "rag_timeout_seconds")
+    return remote.model_copy(update={name: getattr(given, name) for name in names})
+
+
+def test_a_model_server_in_trouble_is_a_problem_that_says_what_and_a_search_goes_on(
+    deployment: Deployment, remote: Settings
+) -> None:
+    with (
+        model_server("ollama", answer=lambda messages: "Five days.") as server,
+        running(deployment, written_by(server, remote)) as client,
+    ):
+        mara = someone(client)
+        mara.store("refunds.md", REFUNDS)
+        for fault, status, code in MODEL_FAULTS:
+            server.fails(None)
+            assert mara.ask(ASKED, min_similarity=-1).status_code == 200
+            server.fails(fault)
+            response = mara.ask(ASKED, min_similarity=-1)
+            problem_of(response, status, code)
+            assert ("retry-after" in response.headers) == (status == 503)
+            assert mara.ask(ASKED, generate=False).status_code == 200
+
+
+def test_the_service_looks_at_its_models_when_it_starts(deployment: Deployment, remote: Settings) -> None:
+    with model_server("ollama", context_length=2048) as server:
+        settings = written_by(server, remote)
+        with structlog.testing.capture_logs() as entries, running(deployment, settings):
+            pass
+    (warning,) = [entry for entry in entries if entry["event"] == "model_window_corrected"]
+    assert (warning["model"], warning["actual_tokens"]) == ("llama3.2", 2048)
+    # And starts without them.
+    with running(deployment, settings) as client:
+        assert client.get("/readyz").status_code == 200

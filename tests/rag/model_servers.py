@@ -63,6 +63,18 @@ class ModelServer:
 
         self.fake.server.answer_with = answer
 
+    def fails(self, fault: str | None) -> None:
+        """Have a fault in chats alone, or none; what is asked about models is answered as ever."""
+
+        def stream(exchange: Exchange) -> None:
+            self.fake.fault = fault
+            try:
+                self.fake.serve(exchange)
+            finally:
+                self.fake.fault = None
+
+        self.plays(stream)
+
     def says(self, pieces: Sequence[str], *, reason: str = "stop") -> None:
         """Answer with these pieces, a frame each."""
         self.plays(lambda exchange: speak(exchange, self.dialect, pieces, reason=reason, fault=None))

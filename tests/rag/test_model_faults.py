@@ -22,7 +22,7 @@ PROMPT = prompt.build("When do backups run?", [passage("Backups run at night.")]
 DEADLINE_S = 0.4
 # What an error may come late, on a machine that does other things as well.
 GRACE_S = 1.0
-AT_ONCE = 10
+AT_ONCE = 5
 
 DOWN = "down"  # nothing listens
 CUT_ANYWHERE = "cut_anywhere"  # a good answer up to some byte, and then the end, in one of three ways
