@@ -363,6 +363,28 @@ async def test_a_client_works_again_after_every_fault(server: ModelServer, clien
         assert (await client.chat(question())).text == "It is so. [1]"
 
 
+async def test_an_answer_may_be_so_long_and_no_longer(server: ModelServer, client: ChatClient) -> None:
+    most = ["x" * (chat.MAX_ANSWER_BYTES // 4)] * 4
+    server.says(most)
+    assert len((await client.chat(question())).text) == chat.MAX_ANSWER_BYTES
+    server.says([*most, "x"])
+    with pytest.raises(LLMIncompleteError, match="did not come to an end"):
+        await client.chat(question())
+
+
+async def test_thoughts_count_as_well(server: ModelServer, client: ChatClient) -> None:
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream(media_type=server.dialect.media_type)
+        for _ in range(4):
+            exchange.stream(server.dialect.thought("x" * (chat.MAX_ANSWER_BYTES // 4)))
+        exchange.stream(server.dialect.token("Yes.") + server.dialect.end("stop"))
+        exchange.end_stream()
+
+    server.plays(stream)
+    with pytest.raises(LLMIncompleteError, match="did not come to an end"):
+        await client.chat(question())
+
+
 async def test_a_redirect_is_not_followed_prompt_and_key_are_for_one_server(
     server: ModelServer, client: ChatClient
 ) -> None:

@@ -89,6 +89,16 @@ async def test_a_refusal_that_no_other_request_could_heal_is_an_error(
     assert len(server.requests) == 3
 
 
+async def test_a_server_that_refuses_what_it_was_not_sent_is_not_asked_for_ever(
+    server: FakeOpenAIChat, client: OpenAIClient
+) -> None:
+    error = {"message": "No temperature, please.", "param": "temperature", "code": "unsupported_value"}
+    server.server.answer_with = lambda exchange: exchange.send(400, {"error": error})
+    with pytest.raises(LLMError, match="No temperature"):
+        await client.chat(question())
+    assert len(server.requests) == 2
+
+
 def test_openai_itself_is_not_asked_without_a_key() -> None:
     with pytest.raises(ModelUnavailableError, match="OPENAI_API_KEY"):
         OpenAIClient("https://api.openai.com/v1", api_key=None, timeout_s=1)
@@ -181,7 +191,7 @@ async def test_an_answer_is_whole_with_its_reason_and_needs_no_more(
     server: FakeOpenAIChat, client: OpenAIClient
 ) -> None:
     assert await told(server, client, event({"content": "Yes."}, "stop").strip()) == "Yes."
-    with pytest.raises(LLMIncompleteError):
+    with pytest.raises(LLMIncompleteError, match="in the middle"):
         await told(server, client, event({"content": "Yes."}) + b"data: [DONE]\n\n")
 
 
