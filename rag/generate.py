@@ -221,7 +221,7 @@ class ServerGenerator:
         if name in self._windows:
             return  # somebody else was faster
         configured = self._settings.rag_model_limits[name].context_window
-        self._windows[name] = configured if length is None else min(configured, length)
+        self._windows[name] = configured if length is None else length
         if length is not None and length < configured:
             log.warning("model_window_corrected", model=name, configured_tokens=configured, actual_tokens=length)
 

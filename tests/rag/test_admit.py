@@ -72,6 +72,18 @@ def test_an_answer_in_between_begins_the_count_anew(breaker: Breaker) -> None:
     breaker.check()
 
 
+def test_a_refusal_is_an_answer_as_well(breaker: Breaker, clock: Clock) -> None:
+    for _ in range(3):
+        for _ in range(FAILURES_TO_OPEN - 1):
+            fail(breaker)
+        fail(breaker, LLMError("reports: out of memory"))
+    breaker.check()
+    opened(breaker)
+    clock.now += PAUSE_S
+    fail(breaker, ModelUnavailableError())
+    breaker.check()
+
+
 def test_after_the_pause_one_may_try_and_success_lets_everybody_in(breaker: Breaker, clock: Clock) -> None:
     opened(breaker)
     clock.now += PAUSE_S
