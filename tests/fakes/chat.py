@@ -40,7 +40,7 @@ class Dialect(Protocol):
         """A frame with such a body, in the middle of a stream."""
 
 
-# Instead of an answer.
+# Instead of an answer, whatever was asked.
 REFUSALS = (
     "reset",
     "slow",  # says nothing until the client gives up
@@ -55,7 +55,6 @@ REFUSALS = (
     "bad_gateway",
     "rate_limit",
     "missing_model",
-    "overflow_without_count",
     "endless_refusal",
 )
 # In an answer that began well.
@@ -83,8 +82,10 @@ INTERRUPTIONS = (
     "number_for_text",
     "empty",
 )
-# `overflow` is for the server to count.
-FAULTS = (*REFUSALS, "overflow", *INTERRUPTIONS)
+# Of a prompt alone; how long it is, the server counts.
+OVERFLOWS = ("overflow", "overflow_without_count")
+FAULTS = (*REFUSALS, *OVERFLOWS, *INTERRUPTIONS)
+OVERFLOW = "the input length exceeds the context length"
 
 
 def refuse(exchange: Exchange, fault: str | None, dialect: Dialect) -> bool:
@@ -120,9 +121,6 @@ def refuse(exchange: Exchange, fault: str | None, dialect: Dialect) -> bool:
             exchange.send(429, dialect.problem("Rate limit reached", kind="rate_limit_exceeded"))
         case "missing_model":
             exchange.send(404, dialect.problem("model 'llama3.2' not found", kind="model_not_found"))
-        case "overflow_without_count":
-            message = "the input length exceeds the context length"
-            exchange.send(400, dialect.problem(message, kind="invalid_request_error"))
         case "endless_refusal":
             exchange.send_response(500)
             exchange.send_header("Content-Type", "application/json")

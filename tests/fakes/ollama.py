@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakes import VECTOR_FAULTS, Exchange, LoopbackServer, Recorded, serving, spoil, unit_vector
-from tests.fakes.chat import Message, count_words, prompt_tokens, refuse, speak, tokens_of
+from tests.fakes.chat import OVERFLOW, Message, count_words, prompt_tokens, refuse, speak, tokens_of
 
 DEFAULT_NUM_CTX = 4096
 
@@ -136,6 +136,9 @@ class FakeOllama:
         # Ollama allots no more than the model was trained for, whatever is asked.
         window = min(options.get("num_ctx", DEFAULT_NUM_CTX), self.context_length)
         length = prompt_tokens(messages, self.count_tokens)
+        if fault == "overflow_without_count":
+            exchange.send(400, dialect.problem(OVERFLOW, kind="invalid_request_error"))
+            return
         if fault == "overflow" or (length >= window and body.get("truncate") is False):
             exchange.send(400, dialect.overflow(length, window))
             return

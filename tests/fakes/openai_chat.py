@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes import Exchange, LoopbackServer, Recorded, serving
-from tests.fakes.chat import Message, count_words, prompt_tokens, refuse, speak, tokens_of
+from tests.fakes.chat import OVERFLOW, Message, count_words, prompt_tokens, refuse, speak, tokens_of
 
 
 @dataclass
@@ -128,6 +128,9 @@ class FakeOpenAIChat:
                 return
         length = prompt_tokens(body["messages"], self.count_tokens)
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
+        if fault == "overflow_without_count":
+            exchange.send(400, dialect.problem(OVERFLOW, kind="invalid_request_error"))
+            return
         if fault == "overflow" or length + (limit or 0) > self.window:
             exchange.send(400, dialect.overflow(length, self.window))
             return

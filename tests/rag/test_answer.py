@@ -742,7 +742,7 @@ async def test_many_askers_of_a_slow_model_share_one_connection(
 
     ollama.answer = wait_for_the_others
     async with Database(deployment.url("rag_app"), signer=SIGNER, pool_size=1, pool_timeout_s=30) as single:
-        service = opened(database=single, **by(ollama))
+        service = opened(database=single, rag_llm_concurrency=askers, **by(ollama))
         # None of the answers begins before all eight are being written, with one connection among them.
         responses = await asyncio.gather(
             *(service.generate(RAGRequest(query=QUESTION), principal=ANNA) for _ in range(askers))
