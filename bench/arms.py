@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import psycopg
@@ -491,6 +492,45 @@ class Turned(Arm):
             yield
 
 
+class Filtered(Arm):
+    """langchain-postgres with a metadata filter on the usual table, the vector alone, as the table's owner."""
+
+    def __init__(self, place: Place, python: Path, *, limit_s: float) -> None:
+        super().__init__("filtered", place, "", limit_s=limit_s)
+        self._asker = subprocess.Popen(
+            [python, Path(__file__).parent / "peers" / "filtered.py", "usual", "chunks", str(round(limit_s * 1000))],
+            # Without the variables of this venv.
+            env={"PATH": os.environ["PATH"], "PEER_DATABASE_URL": place.server.url("postgres", place.database)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._filter: object = None
+
+    @contextlib.contextmanager
+    def speaking(self, principal: Principal) -> Iterator[None]:
+        everybody, own = {"scope": {"$eq": "public"}}, {"user_id": {"$eq": principal.user_id}}
+        self._filter = {"$and": [{"tenant_id": {"$eq": principal.tenant_id}}, {"$or": [everybody, own]}]}
+        with contextlib.suppress(psycopg.errors.QueryCanceled):
+            yield
+
+    def ask(self, question: Question) -> tuple[Result, float]:
+        assert self._asker.stdin is not None
+        assert self._asker.stdout is not None
+        asked = {"embedding": question.vector.tolist(), "filter": self._filter, "k": TOP}
+        print(json.dumps(asked), file=self._asker.stdin, flush=True)
+        answer = json.loads(self._asker.stdout.readline() or '{"error": "it ended"}')
+        if "statement timeout" in answer.get("error", ""):
+            raise psycopg.errors.QueryCanceled
+        if "error" in answer:
+            sys.exit(f"langchain-postgres: {answer['error']}")
+        return [(UUID(hex=document), place) for document, place in answer["found"]], answer["spent_s"]
+
+    def close(self) -> None:
+        super().close()
+        self._asker.communicate()
+
+
 def _switch_row_security_off(connection: psycopg.Connection) -> None:
     """For the rest of the transaction, on every table; and speak as rag_app, which only a superuser can take back."""
     secured = connection.execute(
@@ -501,7 +541,8 @@ def _switch_row_security_off(connection: psycopg.Connection) -> None:
     connection.execute("set local session authorization rag_app")
 
 
-def arms_of(place: Place, *, limit_s: float) -> dict[str, Arm]:
+def arms_of(place: Place, *, langchain: Path | None, limit_s: float) -> dict[str, Arm]:
+    """All of them; langchain-postgres where it is installed, by the Python of its venv."""
     arms = [
         Arm("ours", place, OURS.format(arms="hybrid"), limit_s=limit_s),
         Arm("bare", place, OURS.format(arms="hybrid"), secured=False, limit_s=limit_s),
@@ -510,6 +551,8 @@ def arms_of(place: Place, *, limit_s: float) -> dict[str, Arm]:
         Arm("keyword", place, OURS.format(arms="keyword"), limit_s=limit_s),
         Arm("vector", place, OURS.format(arms="vector"), limit_s=limit_s),
     ]
+    if langchain is not None:
+        arms.append(Filtered(place, langchain, limit_s=limit_s))
     return {arm.name: arm for arm in arms}
 
 

@@ -66,6 +66,7 @@ from bench.arms import (
     truths,
 )
 from bench.corpus import Chunks, Question, Reader, Scope
+from bench.ranking import PEERS, venvs
 from rag.database import Database
 from rag.embed import Purpose
 from rag.errors import EmbeddingUnavailable
@@ -79,6 +80,7 @@ BATCH = 10  # questions that an arm is asked in one transaction, before it is th
 CUT_OFFS = 3  # statements of an arm that may run into the limit before it is left out
 CLIENTS = (1, 4, 16)
 HTTP_TOKEN = "the-token-of-the-bench"
+LANGCHAIN = PEERS["langchain-postgres 0.0.19 hybrid, as shipped"]
 
 # --- measuring -----------------------------------------------------------------------------------
 
@@ -97,13 +99,13 @@ class Measured:
     """What the search itself says about its recall."""
 
 
-def measure(place: Place, reader: Reader, options: argparse.Namespace) -> Measured:
+def measure(place: Place, reader: Reader, langchain: Path | None, options: argparse.Namespace) -> Measured:
     say(f"{place.database}: principal {reader.name}, {reader.visible:,} rows visible")
     rows = place.corpus.rows(reader.scopes)
     questions = place.corpus.questions(reader, rows, count=options.questions)
     near = [question for question in questions if question.kind == "near"]
     measured = Measured(place=place, reader=reader)
-    arms = arms_of(place, limit_s=options.limit_s)
+    arms = arms_of(place, langchain=langchain, limit_s=options.limit_s)
     try:
         run_interleaved(list(arms.values()), reader, near, rounds=options.rounds)
         for name, arm in arms.items():
@@ -164,11 +166,12 @@ def judge(measured: Measured, arms: dict[str, Arm], rows: Chunks, questions: Seq
     shares: dict[str, list[float]] = {}
     common_ms: list[float] = []
     usual_vector = Arm("usual vector", place, USUAL_VECTOR, limit_s=arms["usual"].limit_s)
-    for arm in (arms["ours"], arms["vector"], arms["keyword"], arms["usual"], usual_vector):
+    judged = [arms[name] for name in ("ours", "vector", "keyword", "usual", "filtered") if name in arms]
+    for arm in (*judged, usual_vector):
         if arm.cut_offs >= CUT_OFFS:
             continue
         for question, truth in zip(questions, right, strict=True):
-            if question.kind == "random" and arm not in (arms["vector"], usual_vector):
+            if question.kind == "random" and arm.name not in ("vector", "usual vector", "filtered"):
                 continue
             with arm.speaking(reader.principal):
                 found, spent = arm.ask(question)
@@ -176,6 +179,7 @@ def judge(measured: Measured, arms: dict[str, Arm], rows: Chunks, questions: Seq
                     "vector": truth.vector,
                     "keyword": truth.keyword,
                     "usual vector": truth.vector_uncapped,
+                    "filtered": truth.vector_uncapped,
                 }.get(arm.name, truth.fused)
                 shares.setdefault(f"{arm.name} {question.kind}", []).append(expected.share(keys(found)))
                 if arm is arms["ours"] and question.kind == "common":
@@ -646,6 +650,35 @@ def report(
         "Ours with row security on and off returned identical rows for every question. The usual way has an index on "
         "the tenant; indexed, one on all columns of its policy.",
     )
+    if any("filtered" in one.p50 for one in measurements):
+        lines += table(
+            f"{LANGCHAIN.packages[0].replace('==', ' ')} with a metadata filter",
+            (
+                "Chunks",
+                "Principal",
+                "ours: vector alone, p50",
+                "p50",
+                "right, near",
+                "random",
+                "ours: right, near",
+                "random",
+            ),
+            [
+                (
+                    f"{one.place.corpus.chunks:,}",
+                    one.reader.name,
+                    _ms(one.p50["vector"], limit),
+                    _ms(one.p50.get("filtered"), limit),
+                    *(
+                        _share(one.quality.get(name))
+                        for name in ("filtered near", "filtered random", "vector near", "vector random")
+                    ),
+                )
+                for one in measurements
+            ],
+            "On the usual table and its HNSW, as the owner of the table: the filter is all that keeps rows apart. "
+            "Its time is taken in its own process, around the call of the library.",
+        )
     if growths:
         counts = [place.corpus.chunks for place in places]
         lines += table(
@@ -807,6 +840,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--refresh-functions", action="store_true", help="put those of sql/schema into kept corpora")
     parser.add_argument("--rebuild", action="store_true", help="migrate and load kept corpora anew; usual tables stay")
     parser.add_argument("--only-load", action="store_true", help="make the corpora and measure nothing")
+    parser.add_argument("--venvs", type=Path, help="where langchain-postgres is installed, and kept")
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     if options.keep != (options.home is not None):
@@ -817,7 +851,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    with serving(options.home) as server:
+    with serving(options.home) as server, venvs(options.venvs) as install:
         places = [
             prepare(
                 server,
@@ -834,8 +868,13 @@ def main() -> None:
             [reader for reader in place.corpus.readers if options.readers is None or reader.name in options.readers]
             for place in places
         ]
+        langchain = install(LANGCHAIN)
+        if isinstance(langchain, str):
+            say(f"without langchain-postgres: {langchain}")
         measurements = [
-            measure(place, reader, options) for place, readers in zip(places, wanted, strict=True) for reader in readers
+            measure(place, reader, langchain if isinstance(langchain, Path) else None, options)
+            for place, readers in zip(places, wanted, strict=True)
+            for reader in readers
         ]
         growths = [grow(places, reader, options) for reader in wanted[0] if reader.fixed] if len(places) > 1 else []
         points = (
