@@ -298,7 +298,7 @@ MODEL_FAULTS = [
 
 
 def written_by(server: ModelServer, remote: Settings) -> Settings:
-    given = server.settings(rag_timeout_seconds=1.0)
+    given = server.settings(rag_timeout_seconds=3.0)
     names = ("rag_llm_provider", "ollama_base_url", "rag_timeout_seconds")
     return remote.model_copy(update={name: getattr(given, name) for name in names})
 
