@@ -107,7 +107,7 @@ def problem(
     }
     headers = {"X-Request-ID": request_id, "Cache-Control": "no-store"}
     if status in RETRYABLE:
-        headers["Retry-After"] = str(min(MAX_RETRY_AFTER_S, math.ceil(retry_after_s or RETRY_AFTER_S)))
+        headers["Retry-After"] = str(math.ceil(min(retry_after_s or RETRY_AFTER_S, MAX_RETRY_AFTER_S)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     # Escaped to ASCII: a field name may be a lone surrogate, which no encoder would take.

@@ -121,7 +121,8 @@ def test_an_error_without_a_line_of_its_own_has_that_of_its_parent() -> None:
 
 @pytest.mark.parametrize("kind", [errors.LLMConnectionError, errors.LLMBusyError])
 @pytest.mark.parametrize(
-    ("known", "header"), [(None, "5"), (0.0, "5"), (0.2, "1"), (7.0, "7"), (7.1, "8"), (1e9, "3600")]
+    ("known", "header"),
+    [(None, "5"), (0.0, "5"), (0.2, "1"), (7.0, "7"), (7.1, "8"), (1e9, "3600"), (float("inf"), "3600")],
 )
 def test_whoever_knows_when_to_come_back_says_it(
     kind: type[errors.LLMConnectionError] | type[errors.LLMBusyError], known: float | None, header: str

@@ -424,7 +424,17 @@ async def test_a_busy_server_may_say_when_to_come_back(server: ModelServer, clie
 
 @pytest.mark.parametrize(("status", "error"), [(503, LLMConnectionError), (429, LLMBusyError)])
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("7", 7), (" 7 ", 7), ("0", 0), ("soon", None), ("-3", None), ("7.5", None), ("٣", None)]
+    ("header", "seconds"),
+    [
+        ("7", 7),
+        (" 7 ", 7),
+        ("0", 0),
+        ("9" * 400, float("inf")),
+        ("soon", None),
+        ("-3", None),
+        ("7.5", None),
+        ("٣", None),
+    ],
 )
 async def test_the_header_is_read_as_it_is_defined(
     server: ModelServer, client: ChatClient, status: int, error: type[LLMError], header: str, seconds: float | None
