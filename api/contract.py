@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
@@ -14,19 +15,30 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from rag.embed import MAX_DIMENSIONS
+from rag.enrich import Enrichment
 from rag.exchange import (
     MAX_FILTER_LENGTH,
     MAX_FILTER_VALUES,
+    MAX_HISTORY_MESSAGES,
     MAX_QUESTION_BYTES,
+    ChatMessage,
     Filters,
+    Found,
     Fusion,
     Mode,
     Narrowing,
     Passage,
+    RAGRequest,
     RAGResponse,
+    SkipReason,
+    check_question,
 )
-from rag.ingest import Ingested
+from rag.history import MAX_FACT_LENGTH, MAX_KEY_FACTS, MAX_MESSAGE_LENGTH
+from rag.ingest import MAX_GENERATION, Ingested
+from rag.invalidate import MAX_CASCADE_ID_LENGTH, MAX_NAMED, MAX_REASON_LENGTH, Invalidated, Targets
+from rag.recheck import MAX_CITATIONS, State
 from rag.scope import MAX_LISTED, MAX_PATH_LENGTH
+from rag.skill import SkillResponse
 from rag.store import Scope
 
 PROBLEM_JSON = "application/problem+json"
@@ -46,7 +58,7 @@ class Message(Body):
     """A message of the conversation so far."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[str, Field(max_length=32_768)]
+    content: Annotated[str, Field(max_length=MAX_MESSAGE_LENGTH)]
 
 
 FilterValues = Annotated[
@@ -75,8 +87,8 @@ class FilterBody(Body):
         return Filters(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class QueryBody(Body):
-    """A question; identity fields are the asserted principal (specs 001 and 002)."""
+class QuestionBody(Body):
+    """What is asked and where it is searched; identity fields are the asserted principal (specs 001 and 002)."""
 
     query: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_BYTES)]
     tenant_id: str | None = None
@@ -105,9 +117,51 @@ class QueryBody(Body):
     embedding_model: Annotated[
         str | None, Field(max_length=256, description="What made it: must be the model of this service")
     ] = None
-    chat_history: Annotated[list[Message] | None, Field(max_length=200)] = None
+    chat_history: Annotated[
+        list[Message] | None, Field(max_length=MAX_HISTORY_MESSAGES, description="The latest messages, oldest first")
+    ] = None
+    history_summary: Annotated[
+        str | None, Field(max_length=MAX_MESSAGE_LENGTH, description="Of the conversation before them")
+    ] = None
+    key_facts: Annotated[
+        list[Annotated[str, Field(max_length=MAX_FACT_LENGTH)]] | None,
+        Field(max_length=MAX_KEY_FACTS, description="What the conversation has established, most important first"),
+    ] = None
+    domain: Annotated[str | None, Field(max_length=128, description="The key of a domain pack")] = None
     model: Annotated[str | None, Field(max_length=128)] = None
+
+    def as_request(self) -> RAGRequest:
+        return RAGRequest(
+            query=self.query,
+            chat_history=[ChatMessage(role=one.role, content=one.content) for one in self.chat_history or []],
+            history_summary=self.history_summary,
+            key_facts=self.key_facts,
+            domain=self.domain,
+            model=self.model,
+            max_context_chunks=self.top_k,
+            max_context_tokens=self.max_tokens,
+            scope=self.scope,
+            document_ids=self.document_ids,
+            min_similarity=self.min_similarity,
+            mode=self.mode,
+            fusion=self.fusion,
+            filters=None if self.filters is None else self.filters.as_filters(),
+            embedding=self.embedding,
+            embedding_model=self.embedding_model,
+        )
+
+
+class QueryBody(QuestionBody):
+    """A question, to be answered."""
+
     generate: Annotated[bool, Field(description="false returns the passages alone")] = True
+    stream: Annotated[
+        bool, Field(description="Answer as text/event-stream while it is written; docs/answers.md has the events")
+    ] = False
+    direct: Annotated[
+        bool,
+        Field(description="Answer without documents where a model finds that none is needed, if the service allows it"),
+    ] = False
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -120,6 +174,72 @@ class QueryBody(Body):
                     "project_id": "orion",
                     "generate": False,
                 },
+            ]
+        }
+    )
+
+    def as_request(self) -> RAGRequest:
+        return dataclasses.replace(super().as_request(), direct=self.direct)
+
+
+class EnrichBody(Body):
+    """A message that is looked for context (spec 002); identity fields are the asserted principal."""
+
+    message: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_BYTES)]
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
+    scope: Narrowing | None = None
+    top_k: Annotated[int | None, Field(ge=1, le=100)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+    min_similarity: Annotated[float | None, Field(ge=-1, le=1, allow_inf_nan=False)] = None
+    mode: Mode = "hybrid"
+    filters: FilterBody | None = None
+    domain: Annotated[str | None, Field(max_length=128, description="The key of a domain pack")] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"message": "Can you plan my refund?", "user_id": 7, "top_k": 3}]}
+    )
+
+    def as_request(self) -> RAGRequest:
+        return RAGRequest(
+            query=check_question(self.message, field="message"),
+            scope=self.scope,
+            max_context_chunks=self.top_k,
+            max_context_tokens=self.max_tokens,
+            min_similarity=self.min_similarity,
+            mode=self.mode,
+            filters=None if self.filters is None else self.filters.as_filters(),
+            domain=self.domain,
+        )
+
+
+class SkillBody(QuestionBody):
+    """A question, and the form of its answer."""
+
+    output_schema: Annotated[
+        dict[str, Any],
+        Field(
+            alias="schema", description="A JSON Schema (draft 2020-12) with type object; docs/answers.md has its limits"
+        ),
+    ]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "query": "Which refund rules are there?",
+                    "user_id": 7,
+                    "schema": {
+                        "type": "object",
+                        "properties": {
+                            "days": {"type": ["integer", "null"]},
+                            "conditions": {"type": "array", "items": {"type": "string"}},
+                        },
+                        "required": ["days", "conditions"],
+                    },
+                }
             ]
         }
     )
@@ -148,6 +268,14 @@ class IngestBody(Body):
     task_id: Annotated[str | None, Field(max_length=256)] = None
     verified: bool = False
     metadata: dict[str, Any] = Field(default_factory=dict)
+    generation: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_GENERATION,
+            description="Above that of an invalidation: newer content, which goes in although the source is closed",
+        ),
+    ] = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -161,6 +289,40 @@ class IngestBody(Body):
             ]
         }
     )
+
+
+class FeedbackBody(Body):
+    """What was made of an answer, or of a source of it; identity fields are the asserted principal."""
+
+    query_id: Annotated[UUID, Field(strict=False, description="Of an answer of one's own")]
+    source_id: Annotated[
+        str | None, Field(max_length=64, description="Of a passage that the question returned; without, the answer")
+    ] = None
+    rating: Annotated[int | None, Field(ge=-1, le=1, description="1 good, -1 bad, 0 neither; the last one holds")] = (
+        None
+    )
+    clicked: Annotated[bool, Field(description="Whether it was opened")] = False
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
+
+
+class CitedBody(Body):
+    """A source as a stored message cites it."""
+
+    source_id: Annotated[str, Field(max_length=64)]
+    cited_at: Annotated[AwareDatetime, Field(strict=False, description="When the answer was given")]
+
+
+class CitationsBody(Body):
+    """Sources of stored messages; identity fields are the asserted principal."""
+
+    citations: Annotated[list[CitedBody], Field(min_length=1, max_length=MAX_CITATIONS)]
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
 
 
 class Asker(BaseModel):
@@ -229,6 +391,98 @@ class IngestAnswer(BaseModel):
         return cls.model_validate(ingested, from_attributes=True)
 
 
+class TargetsBody(Body):
+    """Documents by id, by the id of their source, or by what they were derived of; at least one."""
+
+    document_ids: Annotated[list[Annotated[UUID, Field(strict=False)]], Field(max_length=MAX_NAMED)] = Field(
+        default_factory=list
+    )
+    source_ids: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=MAX_NAMED)] = Field(
+        default_factory=list
+    )
+    provenance_ids: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=MAX_NAMED)] = Field(
+        default_factory=list
+    )
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_LENGTH, description="Stays in the record")]
+    scope: Annotated[Scope | None, Field(description="Only there; also where a source that is not there is closed")] = (
+        None
+    )
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: ProjectId = None
+    user_tags: Tags = None
+
+
+class InvalidateBody(TargetsBody):
+    """What must not be found any more."""
+
+    cascade_id: Annotated[
+        str | None, Field(min_length=1, max_length=MAX_CASCADE_ID_LENGTH, description="Made when left out")
+    ] = None
+    cascade: Annotated[bool, Field(description="Also whatever names one of them as its provenance, and so on")] = True
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "source_ids": ["art-789", "art-790"],
+                    "reason": "upstream_taint",
+                    "cascade_id": "cascade-123",
+                    "user_id": 7,
+                }
+            ]
+        }
+    )
+
+    def targets(self) -> Targets:
+        return Targets(document_ids=self.document_ids, source_ids=self.source_ids, provenance_ids=self.provenance_ids)
+
+
+class ReinstateBody(TargetsBody):
+    """What may be ingested again."""
+
+    cascade_ids: Annotated[
+        list[Annotated[str, Field(max_length=MAX_CASCADE_ID_LENGTH)]],
+        Field(max_length=MAX_NAMED, description="All that was invalidated under one of these"),
+    ] = Field(default_factory=list)
+
+    def targets(self) -> Targets:
+        return Targets(
+            document_ids=self.document_ids,
+            source_ids=self.source_ids,
+            provenance_ids=self.provenance_ids,
+            cascade_ids=self.cascade_ids,
+        )
+
+
+class InvalidateAnswer(BaseModel):
+    """What was removed; what is foreign or not there does not count and is not told apart."""
+
+    invalidated: Annotated[int, Field(description="Documents that were removed")]
+    chunks_removed: int
+    cascade_id: str
+    generation: Annotated[int | None, Field(description="An ingest with a higher one goes in again")]
+    documents: list[UUID]
+    kept: Annotated[list[UUID], Field(description="Meant as well, and not the caller's to remove")]
+
+    @classmethod
+    def of(cls, done: Invalidated) -> InvalidateAnswer:
+        return cls(
+            invalidated=len(done.documents),
+            chunks_removed=done.chunks,
+            cascade_id=done.cascade_id,
+            generation=done.generation,
+            documents=done.documents,
+            kept=done.kept,
+        )
+
+
+class ReinstateAnswer(BaseModel):
+    """How many sources and provenances may be ingested again, each counted in each access class."""
+
+    reinstated: int
+
+
 class Hit(BaseModel):
     """A passage and why it was chosen; larger scores are better."""
 
@@ -255,6 +509,7 @@ class Hit(BaseModel):
     tokens_total: int | None
     reason: str
     recall: str
+    rerank_score: float | None
 
     @classmethod
     def of(cls, passage: Passage) -> Hit:
@@ -273,6 +528,8 @@ class Confidence(BaseModel):
 class CitationOut(BaseModel):
     """A source that the answer names."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     source_id: Annotated[str, Field(description="{document_id}:{chunk_index}")]
     document_id: str
     document_name: str
@@ -285,6 +542,19 @@ class CitationOut(BaseModel):
     stale: bool
 
 
+class CitationStateOut(BaseModel):
+    """What became of a cited source."""
+
+    source_id: str
+    state: Annotated[State, Field(description="gone: deleted, or not the asker's to read")]
+
+
+class CitationsAnswer(BaseModel):
+    """The states of cited sources, in the order in which they were listed."""
+
+    citations: list[CitationStateOut]
+
+
 class Route(BaseModel):
     """Whom to ask instead."""
 
@@ -295,13 +565,29 @@ class Route(BaseModel):
     fallback: bool
 
 
+class Metrics(BaseModel):
+    """How the passages were chosen (spec 004); scores are the reranker's own."""
+
+    candidate_pool_size: int
+    returned_count: int
+    truncated: Annotated[bool, Field(description="A limit made the pool smaller than wanted")]
+    reranked: bool
+    reranked_count: int
+    model: str | None
+    top_score: float | None
+    mean_score: float | None
+    spread: float | None
+    skip_reason: Annotated[SkipReason | None, Field(description="Why the reranker did not run")]
+    rerank_ms: float
+
+
 class QueryAnswer(BaseModel):
     """The RAGResponse of spec 001; with `generate: false` only `hits` and `degraded` say something."""
 
     answer: str | None
     confidence: Confidence | None
     citations: list[CitationOut]
-    action: Literal["CITE", "ROUTE"] | None
+    action: Literal["CITE", "ROUTE", "DIRECT"] | None
     route_to: Route | None
     model_used: str | None
     context_chunks_used: int
@@ -311,6 +597,7 @@ class QueryAnswer(BaseModel):
     query_id: str | None
     degraded: list[str]
     hits: list[Hit]
+    confidence_metrics: Metrics
 
     @classmethod
     def of(cls, response: RAGResponse) -> QueryAnswer:
@@ -330,10 +617,11 @@ class QueryAnswer(BaseModel):
             query_id=response.query_id,
             degraded=response.degraded,
             hits=[Hit.of(passage) for passage in response.passages],
+            confidence_metrics=Metrics.model_validate(response.confidence_metrics, from_attributes=True),
         )
 
     @classmethod
-    def of_passages(cls, passages: list[Passage], *, degraded: list[str], retrieval_ms: float) -> QueryAnswer:
+    def of_found(cls, found: Found) -> QueryAnswer:
         return cls(
             answer=None,
             confidence=None,
@@ -341,13 +629,73 @@ class QueryAnswer(BaseModel):
             action=None,
             route_to=None,
             model_used=None,
-            context_chunks_used=len(passages),
-            context_tokens_used=sum(passage.token_count for passage in passages),
-            generation_time_ms=retrieval_ms,
+            context_chunks_used=len(found.passages),
+            context_tokens_used=sum(passage.token_count for passage in found.passages),
+            generation_time_ms=found.retrieval_ms,
             grounded=False,
             query_id=None,
-            degraded=degraded,
-            hits=[Hit.of(passage) for passage in passages],
+            degraded=found.degraded,
+            hits=[Hit.of(passage) for passage in found.passages],
+            confidence_metrics=Metrics.model_validate(found.metrics, from_attributes=True),
+        )
+
+
+class SourceCitationOut(BaseModel):
+    """Where a value was taken from."""
+
+    path: Annotated[str, Field(description="A JSON Pointer into data; / is all of it")]
+    source_id: str
+
+
+class EnrichAnswer(BaseModel):
+    """What to put beside the message; the message itself stays as it is."""
+
+    context: Annotated[str, Field(description="Empty when no document has to do with the message")]
+    citations: list[CitationOut]
+    context_tokens: int
+    retrieval_ms: float
+    query_id: str
+    degraded: list[str]
+
+    @classmethod
+    def of(cls, enrichment: Enrichment) -> EnrichAnswer:
+        return cls.model_validate(enrichment, from_attributes=True)
+
+
+class SkillAnswer(BaseModel):
+    """A structured answer (spec 004)."""
+
+    found: Annotated[bool, Field(description="false: the sources do not have it, and data is null")]
+    data: Annotated[dict[str, Any] | None, Field(description="Fits the schema of the request")]
+    source_citations: list[SourceCitationOut]
+    confidence: Literal["high", "medium", "low"]
+    confidence_score: Confidence
+    citations: list[CitationOut]
+    action: Literal["CITE", "ROUTE"]
+    route_to: Route | None
+    model_used: str
+    repaired: Annotated[bool, Field(description="The model's first answer did not fit, and its second did")]
+    context_chunks_used: int
+    context_tokens_used: int
+    generation_time_ms: float
+    query_id: str
+    degraded: list[str]
+    hits: list[Hit]
+    confidence_metrics: Metrics
+
+    @classmethod
+    def of(cls, skill: SkillResponse) -> SkillAnswer:
+        whole = QueryAnswer.of(skill.response).model_dump()
+        return cls.model_validate(
+            {name: whole[name] for name in cls.model_fields.keys() & whole.keys()}
+            | {
+                "found": skill.found,
+                "data": skill.data,
+                "source_citations": [{"path": one.path, "source_id": one.source_id} for one in skill.source_citations],
+                "confidence": skill.confidence,
+                "confidence_score": whole["confidence"],
+                "repaired": skill.repaired,
+            }
         )
 
 

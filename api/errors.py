@@ -33,9 +33,12 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.PrincipalMismatch: (403, "principal_mismatch"),
     errors.ScopeForbidden: (403, "scope_forbidden"),
     errors.DocumentNotFound: (404, "not_found"),
+    errors.QueryNotFound: (404, "not_found"),
     errors.MemberNotFound: (404, "not_found"),
     errors.SourceRetracted: (409, "source_changed"),
     errors.SourceOvertaken: (409, "source_changed"),
+    errors.SourceUnavailable: (503, "source_unavailable"),
+    errors.SourceInvalidated: (409, "source_invalidated"),
     errors.DatabaseError: (500, "database_error"),
     errors.DatabaseUnavailable: (503, "database_unavailable"),
     errors.DatabaseTimeout: (504, "database_timeout"),
@@ -48,6 +51,8 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.EmbeddingUnavailable: (503, "embedding_unavailable"),
     errors.EmbeddingTimeout: (504, "embedding_timeout"),
     errors.EmbeddingInvalid: (502, "embedding_invalid"),
+    errors.DomainPackInvalid: (503, "domain_pack_invalid"),
+    errors.RerankUnavailable: (503, "rerank_unavailable"),
     errors.LLMError: (502, "model_failed"),
     errors.LLMConnectionError: (503, "model_unreachable"),
     errors.LLMBusyError: (503, "model_busy"),
@@ -57,6 +62,7 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.ModelNotAllowedError: (400, "model_not_allowed"),
     errors.ModelUnavailableError: (503, "model_unavailable"),
     errors.ContextError: (500, "context_failed"),
+    errors.OutputInvalidError: (502, "output_invalid"),
     errors.TokenBudgetExceededError: (422, "token_budget_exceeded"),
 }
 
@@ -132,6 +138,16 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
+
+
+async def problem_in(request: Request, error: Exception) -> str:
+    """The problem that a response would describe, for an answer that has begun; `retry_after` in seconds with it."""
+    handle = _service_error if isinstance(error, errors.RAGServiceError) else _unexpected
+    response = await handle(request, error)
+    body: dict[str, Any] = json.loads(bytes(response.body))
+    if "Retry-After" in response.headers:
+        body["retry_after"] = int(response.headers["Retry-After"])
+    return json.dumps(body)
 
 
 async def _service_error(request: Request, error: Exception) -> Response:

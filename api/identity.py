@@ -24,7 +24,7 @@ from rag.errors import AccessError, PrincipalMismatch, ScopeForbidden, Unauthent
 from rag.keys import ACTIONS, KEY_PREFIX, Action, KeyRing, ServiceKey, record_assertion
 from rag.principal import ALL_PROJECTS, MAX_TAGS, PUBLIC_TAGS, Principal, check_tags, check_user_id
 from rag.settings import Settings
-from rag.store import Destination, Scope, destination_of
+from rag.store import SCOPES, Destination, Scope, destination_of
 
 # A megabyte of credential is refused before anything is computed from it. Proxies
 # allow a header about so much.
@@ -113,6 +113,13 @@ class Caller:
         if self.grant.tags is not None and not self.grant.tags.issuperset(destination.tags):
             raise ScopeForbidden("this credential may not write these tags", field="tags")
         return destination
+
+    def scopes(self, wanted: Scope | None) -> frozenset[Scope]:
+        """The scopes in which the credential may delete, or the wanted one of them. Raises ScopeForbidden."""
+        if wanted is None:
+            return frozenset(scope for scope in SCOPES if scope in self.grant.scopes)
+        self.check_scope(wanted)
+        return frozenset({wanted})
 
     def check_scope(self, scope: str) -> None:
         """Raise ScopeForbidden unless the credential may write, and so delete, in this scope."""

@@ -8,11 +8,13 @@ from rag.errors import (
     LLMTimeoutError,
     ModelNotAllowedError,
     ModelUnavailableError,
+    OutputInvalidError,
     RAGServiceError,
     TokenBudgetExceededError,
 )
 from rag.exchange import ChatMessage, Citation, ConfidenceScore, Filters, RAGRequest, RAGResponse, RouteTarget
 from rag.principal import Principal
+from rag.skill import SkillResponse
 
 __all__ = [
     "ChatMessage",
@@ -25,11 +27,13 @@ __all__ = [
     "LLMTimeoutError",
     "ModelNotAllowedError",
     "ModelUnavailableError",
+    "OutputInvalidError",
     "Principal",
     "RAGRequest",
     "RAGResponse",
     "RAGService",
     "RAGServiceError",
     "RouteTarget",
+    "SkillResponse",
     "TokenBudgetExceededError",
 ]

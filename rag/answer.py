@@ -1,59 +1,66 @@
-"""The query line: embed → search → budget → prompt → generate → cite → re-check → confidence → route.
+"""The answer line: choose a model → embed → search → fit → write → grade → conclude, told as events.
 
-No model is called while a transaction is open: the search has one, the re-check has another.
+No model is called while a transaction is open: the search has one, `rag.conclude` has another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
+import functools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-import structlog
-
-from rag import budget, cite, confidence, prompt
+from rag import budget, cite, confidence, direct, prompt
 from rag.budget import Allocation, Limits
-from rag.database import Database, Session
+from rag.conclude import REVOKED as REVOKED
+from rag.conclude import Asked, Written, conclude
+from rag.database import Database
+from rag.domain import FOUND_BY_DOMAIN, enhance_query, layered, load_packs, marked, pack_of
 from rag.embed import Embedder, asked_vector, open_embedder
+from rag.enrich import RELEVANT, Enrichment, block, labelled
 from rag.errors import (
     ContextOverflowError,
     EmbeddingError,
     InvalidInput,
     LLMError,
+    ModelUnavailableError,
+    OutputInvalidError,
     PrincipalMismatch,
     TokenBudgetExceededError,
 )
+from rag.events import Citations, Confidence, Decision, Done, Event, Retracted, Route, Sources, Token
 from rag.exchange import (
     FUSIONS,
-    MAX_HISTORY_MESSAGES,
     MODES,
     NARROWINGS,
-    Action,
-    ConfidenceScore,
+    Found,
     Passage,
     RAGRequest,
     RAGResponse,
-    RouteTarget,
     Stage,
     check_filters,
     check_question,
 )
-from rag.generate import Draft, Generator, open_generator
+from rag.feedback import keep_feedback
+from rag.generate import EXTRACTIVE, Draft, Generator, open_generator
+from rag.grade import Grade, grade
+from rag.history import MEMORY_CUT, check_history, memory_of
 from rag.principal import Principal, check_tags
 from rag.prompt import Prompt
+from rag.recheck import CitationState, CitedSource, recheck
+from rag.rerank import Reranker, build_fallback_confidence, compute_candidate_k, open_reranker, rerank
 from rag.retrieve import explain, retrieve
+from rag.schema import check_schema
 from rag.scope import resolve_scope_ids
 from rag.settings import Settings
+from rag.show import Showing, show
+from rag.skill import Filled, SkillResponse, fill, respond, skill_prompt
+from rag.tenant_prompts import system_prompt
 from rag.tokens import TokenCounter, open_counter
-
-log = structlog.get_logger(__name__)
 
 INSUFFICIENT_CONTEXT = (
     "I don't have enough information in the available documents to answer this question. "
@@ -65,31 +72,17 @@ OTHER_MODEL = "no document is embedded with the configured model, so only keywor
 SOME_OTHER_MODEL = "some documents are embedded with another model and were found by keywords only"
 NO_ROOM = "none of the sources fits into what the prompt may hold"
 SHRUNK = "the model's window was smaller than expected, so fewer sources were read"
+FORGOTTEN = "the model's window was smaller than expected, so the earlier messages were left out"
 TRUNCATED = "the model reached its limit, and the answer is cut"
-REVOKED = "a source became unavailable while the answer was written, and is no longer cited"
 
+# Of an answer that nothing was searched for.
+NOTHING_FOUND = Found(passages=[], dropped=[], mode="none", degraded=[], retrieval_ms=0.0)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What the search gave. Times in milliseconds."""
+# Where many answers end at once they wait here for each other, and not in the pool, whose queue refuses the last ones:
+# an answer that is written shall not be lost.
+CONCLUDING = 16
 
-    passages: list[Passage]
-    dropped: list[Passage]
-    mode: str
-    degraded: list[str]
-    retrieval_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A draft, and the prompt and passages that it was written from."""
-
-    draft: Draft
-    prompt: Prompt
-    passages: tuple[Passage, ...]
-    context_tokens: int
-    generation_ms: float
-    degraded: list[str]
+Tell = Callable[[Event], None]
 
 
 class RAGService:
@@ -104,11 +97,16 @@ class RAGService:
         database: Database,
         embedder: Embedder | None = None,
         generator: Generator | None = None,
+        reranker: Reranker | None = None,
     ) -> None:
         self.settings = settings
         self.database = database
         self.embedder = embedder or open_embedder(settings)
         self.generator = generator or open_generator(settings)
+        self.reranker = reranker or open_reranker(settings)
+        self.domains = load_packs(settings.rag_domain_packs_dir)
+        self._concluding: set[asyncio.Task[RAGResponse]] = set()
+        self._turns = asyncio.Semaphore(CONCLUDING)
         # A chat model's own tokenizer is not at hand; its server has the last word, see `_write`.
         self._count = open_counter(TokenCounter(self.embedder.token_counter, self.embedder.count_tokens)).count
 
@@ -118,7 +116,11 @@ class RAGService:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._concluding:
+            await asyncio.wait(self._concluding)
         await self.generator.close()
+        if self.reranker is not None:
+            await self.reranker.close()
         await self.embedder.close()
 
     async def generate(self, request: RAGRequest, *, principal: Principal) -> RAGResponse:
@@ -127,21 +129,105 @@ class RAGService:
         Raises InvalidInput, PrincipalMismatch, DocumentNotFound, TokenBudgetExceededError, the LLMError
         and the DatabaseError family. An embedding provider that is down degrades the search to keywords.
         """
-        started = time.perf_counter()
-        deadline = asyncio.get_running_loop().time() + self.settings.answer_timeout_seconds
-        check_request(request, principal)
-        model = await self.generator.choose(request.model)
-        found = await self.search(request, principal=principal)
-        if found.passages:
-            written = await self._write(request, found.passages, model, deadline)
-        else:
-            written = _nothing_to_quote(model)
-        return await self._finish(request, principal, found, written, started)
+        return await self._answer(self._asked(request, principal), tell=None)
 
-    async def search(self, request: RAGRequest, *, principal: Principal, include_dropped: bool = False) -> Found:
+    async def stream(self, request: RAGRequest, *, principal: Principal) -> AsyncGenerator[Event]:
+        """The same answer while it is written. Close it (`aclosing`) to stop: then the model stops as well.
+
+        Raises as `generate` does, in the place of the event that is missing; only what ends with `done` is whole.
+        A reader who is slow holds up nobody: events wait for it here.
+        """
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        answering = asyncio.create_task(self._answer(self._asked(request, principal), tell=events.put_nowait))
+        answering.add_done_callback(lambda _: events.put_nowait(None))
+        answering.add_done_callback(_heard)
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await answering
+        finally:
+            answering.cancel()
+            await asyncio.wait([answering])
+
+    async def skill(self, request: RAGRequest, *, schema: Mapping[str, object], principal: Principal) -> SkillResponse:
+        """A structured answer: JSON that fits a JSON Schema, from the sources alone, each value with its source.
+
+        Raises as `generate` does, InvalidInput with the place of what in the schema cannot be honoured,
+        ModelUnavailableError where no model writes, and OutputInvalidError when what the model wrote does not fit,
+        and did not after one correction.
+        """
+        asked = self._asked(request, principal)
+        check_request(request, principal)
+        if request.direct:
+            raise InvalidInput("a structured answer is from documents only", field="direct")
+        form = await asyncio.to_thread(check_schema, schema)
+        model = await self.generator.choose(request.model)
+        if model == EXTRACTIVE:
+            raise ModelUnavailableError("a structured answer needs a model, and here answers quote their sources")
+        found = await self.search(request, principal=principal, deadline=asked.deadline)
+        filled = Filled(written=_nothing_to_quote(model))
+        if found.passages:
+            filled = await fill(
+                asked,
+                found.passages,
+                form,
+                system=skill_prompt(pack_of(self.domains, request.domain)),
+                generator=self.generator,
+                model=model,
+                count=self._count,
+            )
+        response = await conclude(
+            asked,
+            found,
+            filled.written,
+            grade=filled.grade,
+            database=self.database,
+            settings=self.settings,
+            embedding_model=None if NO_EMBEDDING in found.degraded else self.embedder.model_id,
+        )
+        if filled.faults:
+            places = ", ".join(dict.fromkeys(fault.partition(": ")[0] for fault in filled.faults))
+            raise OutputInvalidError(f"the model's answer did not fit the schema, nor did a second one: see {places}")
+        return respond(filled, response, threshold=self.settings.rag_confidence_threshold)
+
+    async def enrich(self, request: RAGRequest, *, principal: Principal) -> Enrichment:
+        """A block of context with its sources for the message in `query`, which is not changed; empty for none.
+
+        No model is asked. Raises as `search` does.
+        """
+        asked = self._asked(request, principal)
+        found = await self.search(request, principal=principal, deadline=asked.deadline)
+        sure = confidence.answerable(request.query, found.passages, embedding_model=self.embedder.model_id)
+        sources = labelled(found.passages if sure >= RELEVANT else [])
+        tokens = sum(passage.token_count for passage in sources.values())
+        written = Written(
+            text=" ".join(f"[{alias}]" for alias in sources), model="none", sources=sources, context_tokens=tokens
+        )
+        # What was revoked since is left out, and that it was read is written down.
+        response = await self._conclude(asked, found, written, round(100 * sure))
+        kept = {citation.source_id for citation in response.citations}
+        passages = [passage for passage in sources.values() if passage.source_id in kept]
+        return Enrichment(
+            query_id=response.query_id,
+            context=block(passages),
+            citations=response.citations,
+            context_tokens=sum(passage.token_count for passage in passages),
+            retrieval_ms=found.retrieval_ms,
+            degraded=response.degraded,
+        )
+
+    async def search(
+        self,
+        request: RAGRequest,
+        *,
+        principal: Principal,
+        include_dropped: bool = False,
+        deadline: float | None = None,
+    ) -> Found:
         """The passages for a question, without an answer; with `include_dropped` those that fell out as well.
 
-        Raises as `generate` does, but for what concerns the model.
+        `deadline` is a moment of the event loop's clock, beyond which no reranker is waited for. Raises as
+        `generate` does, but for what concerns the model.
         """
         started = time.perf_counter()
         check_request(request, principal)
@@ -150,36 +236,94 @@ class RAGService:
         document_ids = None
         if request.document_ids is not None:
             document_ids = (await resolve_scope_ids(self.database, [principal], request.document_ids)).document_ids
-        vector, degraded = await self._embedded(request)
-        passages, mode = await retrieve(
-            request.query,
-            vector,
+        pack = pack_of(self.domains, request.domain)
+        question = enhance_query(request.query, pack)
+        vector, degraded = await self._embedded(request, question)
+        top_k = request.max_context_chunks or self.settings.rag_total_context_chunks
+        budget_tokens = request.max_context_tokens or self.settings.rag_max_context_tokens
+        pool = None if self.reranker is None else compute_candidate_k(top_k, self.reranker.max_candidates)
+        ask = functools.partial(
+            retrieve,
             principal=principal,
             database=self.database,
             settings=self.settings,
             embedding_model=self.embedder.model_id,
             min_similarity=self._min_similarity(request),
             model_min_similarity=self.embedder.min_similarity,
-            top_k=request.max_context_chunks or self.settings.rag_total_context_chunks,
-            budget_tokens=request.max_context_tokens or self.settings.rag_max_context_tokens,
+            top_k=top_k if pool is None else pool.candidate_k,
+            # The reranker chooses from all of them, and the budget is for what it chose.
+            budget_tokens=budget_tokens if pool is None else None,
             scope=request.scope,
             document_ids=document_ids,
             include_dropped=include_dropped,
-            mode=request.mode,
             fusion=request.fusion,
             filters=request.filters,
         )
+        passages, mode, tenant_prompt = await ask(question, vector, mode=request.mode)
         if vector is not None and mode == "keyword":
             degraded.append(OTHER_MODEL)
         elif mode == "partial":
             degraded.append(SOME_OTHER_MODEL)
+        if mode != "none" and pack is not None and pack.fallback_terms and not _kept(passages):
+            others, arms, told = await ask(" ".join(pack.fallback_terms), None, mode="keyword")
+            if _kept(others):
+                passages, mode, tenant_prompt = marked(others), arms, told
+                degraded.append(FOUND_BY_DOMAIN)
+        kept = _kept(passages)
+        dropped = [passage for passage in passages if passage.rank is None]
+        if self.reranker is None or pool is None:
+            metrics = build_fallback_confidence(len(kept), len(kept), truncated=False, skip_reason="disabled")
+        else:
+            reranked = await rerank(
+                self.reranker,
+                request.query,
+                kept,
+                top_k=top_k,
+                budget_tokens=budget_tokens,
+                truncated=pool.truncated,
+                deadline=deadline or asyncio.get_running_loop().time() + self.settings.answer_timeout_seconds,
+            )
+            kept, metrics = reranked.passages, reranked.metrics
+            dropped = [*(reranked.dropped if include_dropped else []), *dropped]
+            degraded += reranked.degraded
         return Found(
-            passages=[passage for passage in passages if passage.rank is not None],
-            dropped=[passage for passage in passages if passage.rank is None],
+            passages=kept,
+            dropped=dropped,
             mode=mode,
             degraded=degraded,
             retrieval_ms=_ms_since(started),
+            metrics=metrics,
+            tenant_prompt=tenant_prompt,
         )
+
+    async def feedback(
+        self,
+        query_id: str,
+        *,
+        principal: Principal,
+        source_id: str | None = None,
+        rating: int | None = None,
+        clicked: bool = False,
+    ) -> None:
+        """Keep what the principal made of a question of their own: of one of its sources, or of the answer.
+
+        The last rating holds, a click stays. Raises InvalidInput, QueryNotFound and the DatabaseError family.
+        """
+        await keep_feedback(
+            self.database,
+            principal,
+            query_id,
+            source_id=source_id,
+            rating=rating,
+            clicked=clicked,
+        )
+
+    async def recheck(self, cited: Sequence[CitedSource], *, principal: Principal) -> list[CitationState]:
+        """Whether the sources of a stored message still say what they said: `current`, `stale` or `gone` each.
+
+        Raises InvalidInput and the DatabaseError family.
+        """
+        return await recheck(self.database, principal, cited)
 
     async def health_check(self) -> dict[str, Any]:
         """`{"healthy", "model", "latency_ms"}`: whether an answer could be written now, and by what."""
@@ -193,14 +337,16 @@ class RAGService:
     async def explain(
         self, request: RAGRequest, document_id: UUID, chunk_index: int | None = None, *, principal: Principal
     ) -> list[Stage]:
-        """Why a chunk, or the best one of a document, is among what `search` returns or not; filters do not count.
+        """Why a chunk, or the best one of a document, is among what `search` returns or not; filters and a reranker do
+        not count.
 
         Empty for a document that the principal may not read, as for one that does not exist. Raises as `search`.
         """
         check_request(request, principal)
-        vector, _ = await self._embedded(request)
+        question = enhance_query(request.query, pack_of(self.domains, request.domain))
+        vector, _ = await self._embedded(request, question)
         return await explain(
-            request.query,
+            question,
             vector,
             document_id=document_id,
             chunk_index=chunk_index,
@@ -217,8 +363,8 @@ class RAGService:
             fusion=request.fusion,
         )
 
-    async def _embedded(self, request: RAGRequest) -> tuple[Sequence[float] | None, list[str]]:
-        """The question's vector, and what has to be said when there is none."""
+    async def _embedded(self, request: RAGRequest, question: str) -> tuple[Sequence[float] | None, list[str]]:
+        """The vector of a question, as it is searched, and what has to be said when there is none."""
         if request.embedding_model not in (None, self.embedder.model_id):
             raise InvalidInput(f"the documents are embedded with {self.embedder.model_id}", field="embedding_model")
         given = None
@@ -229,7 +375,7 @@ class RAGService:
         if given is not None:
             return given, []
         try:
-            (vector,) = await self.embedder.embed([request.query], purpose="query")
+            (vector,) = await self.embedder.embed([question], purpose="query")
         except EmbeddingError:
             # Without a vector there is nothing that the vectors alone could find.
             if request.mode == "vector":
@@ -241,102 +387,267 @@ class RAGService:
         """What somebody said; else None, and it is what was calibrated, or the model's."""
         return self.settings.rag_min_similarity_score if request.min_similarity is None else request.min_similarity
 
-    async def _write(self, request: RAGRequest, passages: Sequence[Passage], model: str, deadline: float) -> Written:
+    def _asked(self, request: RAGRequest, principal: Principal) -> Asked:
+        deadline = asyncio.get_running_loop().time() + self.settings.answer_timeout_seconds
+        return Asked(request=request, principal=principal, deadline=deadline)
+
+    async def _answer(self, asked: Asked, *, tell: Tell | None) -> RAGResponse:
+        """The line itself; `tell` hears what happens on the way."""
+        request, principal = asked.request, asked.principal
+        check_request(request, principal)
+        if request.direct and not self.settings.rag_allow_direct:
+            raise InvalidInput("this service answers from documents only", field="direct")
+        model = await self.generator.choose(request.model)
+        reader = None if tell is None else _Reader(asked, model, tell)
+        found = NOTHING_FOUND
+        try:
+            if request.direct and await self._is_direct(asked, model):
+                written = await self._write_directly(asked, model, reader)
+            else:
+                found = await self.search(request, principal=principal, deadline=asked.deadline)
+                written = _nothing_to_quote(model)
+                if found.passages:
+                    written = await self._write(asked, found, model, self._system(request, found), reader)
+                elif reader is not None:
+                    reader.begin(None)
+            judged = await self._grade(asked, written)
+        except (asyncio.CancelledError, LLMError):
+            # Somebody has read the beginning.
+            if reader is not None and reader.shown:
+                await self._conclude(asked, found, reader.begun, 0)
+            raise
+        if judged.degraded is not None:
+            written = dataclasses.replace(written, degraded=[*written.degraded, judged.degraded])
+        response = await self._conclude(asked, found, written, judged.score)
+        if reader is not None:
+            reader.close(response)
+        return response
+
+    async def _conclude(self, asked: Asked, found: Found, written: Written, score: int) -> RAGResponse:
+        """Close an answer, and go on with that when nobody waits for it any more: who has read it is written down."""
+
+        async def in_turn() -> RAGResponse:
+            async with self._turns:
+                return await conclude(
+                    asked,
+                    found,
+                    written,
+                    grade=score,
+                    database=self.database,
+                    settings=self.settings,
+                    embedding_model=None
+                    if written.direct or NO_EMBEDDING in found.degraded
+                    else self.embedder.model_id,
+                )
+
+        concluding = asyncio.create_task(in_turn())
+        self._concluding.add(concluding)
+        concluding.add_done_callback(self._concluding.discard)
+        concluding.add_done_callback(_heard)
+        return await asyncio.shield(concluding)
+
+    async def _is_direct(self, asked: Asked, model: str) -> bool:
+        way = await direct.route_query(asked.request, generator=self.generator, model=model, deadline=asked.deadline)
+        return way == "DIRECT"
+
+    async def _write_directly(self, asked: Asked, model: str, reader: _Reader | None) -> Written:
+        """An answer from no source. One that the window is too small for is asked without the history, once."""
+        request = asked.request
+        fitted = budget.allocate(
+            system_prompt=direct.DIRECT_SYSTEM_PROMPT,
+            question=request.query,
+            history=request.chat_history or [],
+            passages=(),
+            limits=self.generator.limits(model),
+            count=self._count,
+            memory=memory_of(request),
+        )
+        started = time.perf_counter()
+        degraded = [direct.DIRECT]
+        laid_out = direct.lay_out(request.query, fitted.history, fitted.memory)
+        try:
+            draft = await self._draft(asked, laid_out, model, reader)
+        except ContextOverflowError:
+            if not (request.chat_history or request.key_facts or request.history_summary):
+                raise
+            laid_out = direct.lay_out(request.query, ())
+            draft = await self._draft(asked, laid_out, model, reader)
+            degraded.append(FORGOTTEN)
+        if draft.truncated:
+            degraded.append(TRUNCATED)
+        return Written(
+            text=draft.text,
+            model=draft.model,
+            system=laid_out.system,
+            nonce=laid_out.nonce,
+            shown=_shown(draft, laid_out, reader),
+            direct=True,
+            generation_ms=_ms_since(started),
+            degraded=degraded,
+        )
+
+    async def _grade(self, asked: Asked, written: Written) -> Grade:
+        """How well the answer is supported; where no model writes, how probable it is that the sources answer."""
+        if written.model == EXTRACTIVE:
+            probable = confidence.answerable(
+                asked.request.query, written.passages, embedding_model=self.embedder.model_id
+            )
+            return Grade(score=round(100 * probable))
+        shown = written.shown
+        if shown is None or prompt.INSUFFICIENT_CONTEXT in shown.text:
+            return Grade(score=0)
+        return await grade(
+            asked.request.query,
+            shown.text,
+            shown.cited,
+            generator=self.generator,
+            model=written.model,
+            deadline=asked.deadline,
+        )
+
+    async def _write(self, asked: Asked, found: Found, model: str, system: str, reader: _Reader | None) -> Written:
         """Fit, lay out and generate. A server that counts more tokens than we did gets a shorter prompt, once."""
+        request, passages = asked.request, found.passages
         limits = self.generator.limits(model)
         if request.max_context_tokens is not None:
             limits = dataclasses.replace(limits, context=request.max_context_tokens)
         started = time.perf_counter()
-        fitted, laid_out = self._fit(request, passages, limits)
+        fitted, laid_out = self._fit(request, passages, limits, system)
         if not fitted.passages:
+            if reader is not None:
+                reader.begin(None)
             return dataclasses.replace(_nothing_to_quote(model), degraded=[NO_ROOM])
         degraded = []
         try:
-            draft = await self.generator.write(laid_out, model=model, deadline=deadline)
+            draft = await self._draft(asked, laid_out, model, reader)
         except ContextOverflowError as overflow:
             ours = self._count(laid_out.system) + self._count(laid_out.user)
             try:
-                fitted, laid_out = self._fit(request, passages, _shrink(limits, ours, overflow))
+                fitted, laid_out = self._fit(request, passages, budget.shrink(limits, ours, overflow), system)
             except TokenBudgetExceededError:
                 raise overflow from None
             if not fitted.passages:
                 raise
-            draft = await self.generator.write(laid_out, model=model, deadline=deadline)
+            draft = await self._draft(asked, laid_out, model, reader)
             degraded.append(SHRUNK)
         if draft.truncated:
             degraded.append(TRUNCATED)
+        if fitted.memory != memory_of(request):
+            degraded.append(MEMORY_CUT)
         return Written(
-            draft=draft,
-            prompt=laid_out,
-            passages=fitted.passages,
+            text=draft.text,
+            model=draft.model,
+            sources=laid_out.sources,
+            system=laid_out.system,
+            nonce=laid_out.nonce,
+            shown=_shown(draft, laid_out, reader),
             context_tokens=fitted.context_tokens,
             generation_ms=_ms_since(started),
             degraded=degraded,
         )
 
-    def _fit(self, request: RAGRequest, passages: Sequence[Passage], limits: Limits) -> tuple[Allocation, Prompt]:
+    async def _draft(self, asked: Asked, laid_out: Prompt, model: str, reader: _Reader | None) -> Draft:
+        if reader is not None:
+            reader.begin(laid_out)
+        draft = await self.generator.write(laid_out, model=model, sink=reader, deadline=asked.deadline)
+        if reader is not None:
+            reader.finish()
+        return draft
+
+    def _system(self, request: RAGRequest, found: Found) -> str:
+        """The system's message: what the tenant says and what the request's pack says, and our rules after both."""
+        system = system_prompt(found.tenant_prompt)
+        pack = pack_of(self.domains, request.domain)
+        return system if pack is None else layered(system, pack.chat_prompt)
+
+    def _fit(
+        self, request: RAGRequest, passages: Sequence[Passage], limits: Limits, system: str
+    ) -> tuple[Allocation, Prompt]:
         fitted = budget.allocate(
-            system_prompt=prompt.RAG_SYSTEM_PROMPT,
+            system_prompt=system,
             question=request.query,
             history=request.chat_history or [],
             passages=passages,
             limits=limits,
             count=self._count,
+            memory=memory_of(request),
         )
-        return fitted, prompt.build(request.query, fitted.passages, fitted.history)
+        return fitted, prompt.build(request.query, fitted.passages, fitted.history, system=system, memory=fitted.memory)
 
-    async def _finish(
-        self, request: RAGRequest, principal: Principal, found: Found, written: Written, started: float
-    ) -> RAGResponse:
-        """Re-read what is cited under the asker's rights, weigh the answer, and write down that it was given."""
-        query_id = uuid4()
-        resolved = cite.resolve(written.draft.text, written.prompt.sources)
-        if resolved.refused:
-            log.warning("citations_refused", query_id=str(query_id), count=resolved.refused)
-        degraded = [*found.degraded, *written.degraded]
-        async with self.database.transaction(principal) as session:
-            readable = await _readable(session, resolved.cited)
-            answer, citations = cite.keep_readable(resolved, readable)
-            if len(citations) < len(resolved.cited):
-                degraded.append(REVOKED)
-            refused = prompt.INSUFFICIENT_CONTEXT in answer
-            grade = 0 if refused else round(100 * confidence.answerable(written.passages))
-            score = confidence.score(answer, written.passages, llm_score=grade, grounded=bool(citations))
-            action, route_to = self._route(score, found=bool(found.passages), grounded=bool(citations))
-            response = RAGResponse(
-                answer=answer,
-                confidence=score,
-                citations=citations,
-                action=action,
-                route_to=route_to,
-                model_used=written.draft.model,
-                context_chunks_used=len(written.passages),
-                context_tokens_used=written.context_tokens,
-                generation_time_ms=_ms_since(started),
-                grounded=bool(citations),
-                query_id=str(query_id),
-                degraded=degraded,
-                passages=list(written.passages),
-            )
-            await session.run(
-                "log_query",
-                _log_entry(request, principal, found, written, response, self.settings, self.embedder),
-            )
-        return response
 
-    def _route(self, score: ConfidenceScore, *, found: bool, grounded: bool) -> tuple[Action, RouteTarget | None]:
-        """Below the threshold, or without a citation, somebody should be asked instead."""
-        if grounded and score.overall >= self.settings.rag_confidence_threshold:
-            return "CITE", None
-        reason = f"Low confidence: {score.overall}%" if found else "No relevant documents found"
-        target = RouteTarget(
-            tag="system",
-            owner_user_id=None,
-            owner_email=self.settings.rag_admin_email,
-            reason=reason,
-            fallback=True,
+class _Reader:
+    """Somebody who reads an answer while it is written."""
+
+    def __init__(self, asked: Asked, model: str, tell: Tell) -> None:
+        self._asked = asked
+        self._model = model
+        self._tell = tell
+        self._showing: Showing | None = None
+        self._laid_out: Prompt | None = None
+        self._since = 0.0
+        self._said: list[str] = []
+        self.shown: list[str] = []
+
+    def begin(self, laid_out: Prompt | None) -> None:
+        """Tell which sources the model is given; None when there are none and it is not asked."""
+        passages = () if laid_out is None else tuple(laid_out.sources.values())
+        self._tell(Sources(query_id=str(self._asked.query_id), model=self._model, passages=passages))
+        self._laid_out = laid_out
+        self._since = time.perf_counter()
+        if laid_out is not None:
+            self._showing = Showing(
+                laid_out.sources, system=laid_out.system, question=laid_out.question, nonce=laid_out.nonce
+            )
+
+    async def __call__(self, piece: str) -> None:
+        assert self._showing is not None
+        self._said.append(piece)
+        self._show(self._showing.feed(piece))
+
+    def finish(self) -> None:
+        """The draft is whole."""
+        assert self._showing is not None
+        self._show(self._showing.finish())
+
+    @property
+    def begun(self) -> Written:
+        """What has been written, for an answer that breaks off."""
+        assert self._laid_out is not None
+        return Written(
+            text="".join(self._said),
+            model=self._model,
+            sources=self._laid_out.sources,
+            system=self._laid_out.system,
+            nonce=self._laid_out.nonce,
+            context_tokens=sum(passage.token_count for passage in self._laid_out.sources.values()),
+            generation_ms=_ms_since(self._since),
+            direct=not self._laid_out.sources,
         )
-        return "ROUTE", target
+
+    @property
+    def resolved(self) -> cite.Resolved:
+        """What has been shown."""
+        assert self._showing is not None
+        return self._showing.resolved("".join(self.shown))
+
+    def close(self, response: RAGResponse) -> None:
+        """Tell the rest, now that the answer is concluded."""
+        shown = "".join(self.shown)
+        if not shown:
+            self._show(response.answer)
+        elif shown != response.answer:
+            self._tell(Retracted(text=response.answer, reason=REVOKED))
+        self._tell(Citations(citations=tuple(response.citations)))
+        self._tell(Confidence(confidence=response.confidence))
+        self._tell(Decision(action=response.action, grounded=response.grounded))
+        if response.route_to is not None:
+            self._tell(Route(route_to=response.route_to))
+        self._tell(Done(response=response))
+
+    def _show(self, text: str) -> None:
+        if text:
+            self.shown.append(text)
+            self._tell(Token(text=text))
 
 
 def check_request(request: RAGRequest, principal: Principal) -> None:
@@ -366,93 +677,29 @@ def check_request(request: RAGRequest, principal: Principal) -> None:
         raise InvalidInput("scope project needs a project_id", field="project_id")
     if request.scope == "user" and principal.user_id is None:
         raise InvalidInput("scope user needs a user_id", field="user_id")
-    history = request.chat_history or []
-    if len(history) > MAX_HISTORY_MESSAGES:
-        raise InvalidInput(f"at most {MAX_HISTORY_MESSAGES} messages of history", field="chat_history")
-    for message in history:
-        if message.role not in ("user", "assistant"):
-            raise InvalidInput("the role of a message is user or assistant", field="chat_history")
+    check_history(request)
 
 
-async def _readable(session: Session, cited: Sequence[Passage]) -> dict[tuple[UUID, int], datetime]:
-    rows = await session.rows(
-        "recheck_citations",
-        {
-            "document_ids": [passage.document_id for passage in cited],
-            "chunk_indexes": [passage.chunk_index for passage in cited],
-        },
-    )
-    return {(row["document_id"], row["chunk_index"]): row["content_updated_at"] for row in rows}
-
-
-def _log_entry(
-    request: RAGRequest,
-    principal: Principal,
-    found: Found,
-    written: Written,
-    response: RAGResponse,
-    settings: Settings,
-    embedder: Embedder,
-) -> dict[str, Any]:
-    cited = {citation.source_id for citation in response.citations}
-    passages = found.passages
-    return {
-        "tenant_id": principal.tenant_id,
-        "id": UUID(response.query_id),
-        "user_id": principal.user_id or 0,
-        "project_id": principal.project_id,
-        "scope": request.scope,
-        "query_hash": hashlib.sha256(request.query.encode()).hexdigest(),
-        "query_length": len(request.query),
-        "query_text": request.query if settings.rag_log_query_text else None,
-        "mode": found.mode,
-        "embedding_model": None if NO_EMBEDDING in found.degraded else embedder.model_id,
-        "model_used": response.model_used,
-        "result_count": len(passages),
-        "citation_count": len(response.citations),
-        "context_tokens": response.context_tokens_used,
-        "confidence": response.confidence.overall,
-        "action": response.action,
-        "retrieval_ms": found.retrieval_ms,
-        "generation_ms": written.generation_ms,
-        "latency_ms": response.generation_time_ms,
-        "document_ids": [passage.document_id for passage in passages],
-        "chunk_indexes": [passage.chunk_index for passage in passages],
-        "scores": [passage.score for passage in passages],
-        "cosines": [passage.cosine for passage in passages],
-        "cited": [passage.source_id in cited for passage in passages],
-    }
+def _kept(passages: Sequence[Passage]) -> list[Passage]:
+    return [passage for passage in passages if passage.rank is not None]
 
 
 def _nothing_to_quote(model: str) -> Written:
     """Spec 001, "Zero-Context Handling": no model is asked."""
-    return Written(
-        draft=Draft(text=INSUFFICIENT_CONTEXT, model=model, truncated=False),
-        prompt=Prompt(system="", user="", question="", sources={}),
-        passages=(),
-        context_tokens=0,
-        generation_ms=0.0,
-        degraded=[],
-    )
+    return Written(text=INSUFFICIENT_CONTEXT, model=model)
 
 
-def _shrink(limits: Limits, ours: int, overflow: ContextOverflowError) -> Limits:
-    """Limits under which a prompt fits that we counted as `ours` tokens and its server as too many.
+def _shown(draft: Draft, laid_out: Prompt, reader: _Reader | None) -> cite.Resolved:
+    """What is shown of a draft, the same to those who read along and to those who wait."""
+    if reader is not None:
+        return reader.resolved
+    return show(draft.text, laid_out.sources, system=laid_out.system, question=laid_out.question, nonce=laid_out.nonce)
 
-    The window stands for what we may fill by our own count; the server is asked for the same one again.
-    """
-    theirs, window = overflow.prompt_tokens, overflow.window_tokens
-    if window is None and theirs is not None and theirs >= limits.window:
-        window = limits.window
-    # Without a count, or with a window of the model's own that nobody names: who knows how much fits.
-    room = ours // 2
-    if theirs is not None and window is not None:
-        # Some servers keep the answer's share free, and refuse a prompt that is shorter than the window.
-        fits = min(window, limits.window) - limits.response
-        if theirs > fits:
-            # A tenth of slack: the count of the shorter prompt scales only roughly.
-            room = int(0.9 * fits * ours / theirs)
-    return dataclasses.replace(limits, window=limits.response + room)
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Nobody may be left who waits for the task and gets its error."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _ms_since(started: float) -> float:

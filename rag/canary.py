@@ -43,12 +43,14 @@ DOCUMENT_PATHS = (
 # Where an analyst may find that a document exists, without a word of it.
 LISTING_PATHS = ("my_listed_documents", "v_documents", "v_stale_documents", "v_source_usage")
 CLASS_PATHS = ("my_classes", "whoami", "my_access_ids")
-QUERY_PATHS = ("my_queries", "v_query_latency", "v_empty_results")
-PEOPLES_PATHS = (*DOCUMENT_PATHS, "my_listed_documents", *CLASS_PATHS, *QUERY_PATHS, "my_query_chunks", "search_mode")
+QUERY_PATHS = ("my_queries", "v_query_latency", "v_empty_results", "v_routed_queries")
+HIT_PATHS = ("my_query_chunks", "my_feedback", "v_feedback")
+PEOPLES_PATHS = (*DOCUMENT_PATHS, "my_listed_documents", *CLASS_PATHS, *QUERY_PATHS, *HIT_PATHS, "search_mode")
 SERVICE_DOCUMENT_PATHS = (
     *("rag_documents", "rag_chunks", "my_document_chunks", "my_documents_among", "my_sources_among", "find_source"),
+    "derived_documents",
 )
-SERVICE_PATHS = (*SERVICE_DOCUMENT_PATHS, "find_source of a deleted one", "my_members")
+SERVICE_PATHS = (*(*SERVICE_DOCUMENT_PATHS, "find_source of a deleted one", "my_members", "my_tag_owner", "my_prompt"),)
 # More say no more.
 NAMED_PATHS = 4
 
@@ -81,6 +83,8 @@ class Speaker:
     """Whether they must see the logged questions."""
     shares: bool = False
     """Whether they share the project, or have been given it."""
+    told: frozenset[str] = frozenset()
+    """Of the prompt of the tenant and the owner of the tag, what they must see once both are there."""
 
 
 class _NotPlanted(Exception):
@@ -104,6 +108,8 @@ class Canary:
     dimensions: int
     thorough: bool = True
     """Otherwise half of the others stay away: each of them takes 10 to 20 milliseconds."""
+    operated: bool = False
+    """Whether operators have named an owner of the tag, and set a prompt of the tenant."""
     run: str = field(default_factory=lambda: f"canary{secrets.token_hex(8)}")
     """A word that is in no document, and names the tenant and the source."""
     owner_id: int = field(default_factory=_user_id)
@@ -157,7 +163,11 @@ class Canary:
         scopes = ("public", "user", "project") if self.role == "rag_publisher" else ("user", "project")
         planted = [await self._plant_document(scope) for scope in scopes]
         for hits in (planted, []):
-            await self.session.run("log_query", self._logged(hits))
+            logged = self._logged(hits)
+            await self.session.run("log_query", logged)
+            for hit in hits:
+                said = {"document_id": hit.document_id, "chunk_index": 0, "rating": 1, "clicked": True}
+                await self.session.run("give_feedback", said | {"query_id": logged["id"]})
         await self.session.run("audit_assertion", self._asserted())
         await self.session.run("doctor_share", {"project_id": PROJECT, "member_user_id": self.member_id})
         buried = {"source_type": SOURCE_TYPE, "source_id": f"{self.run} deleted", "reason": "canary"}
@@ -234,7 +244,7 @@ class Canary:
         return "[" + ",".join(["1", *["0"] * (self.dimensions - 1)]) + "]"
 
     def _logged(self, hits: Collection[Planted]) -> dict[str, Any]:
-        unset = ("project_id", "scope", "model_used", "confidence", "action")
+        unset = ("project_id", "scope", "model_used", "confidence", "route_tag", "route_fallback")
         return dict.fromkeys(unset) | {
             "tenant_id": self.owner.tenant_id,
             "id": uuid4(),
@@ -243,6 +253,7 @@ class Canary:
             "query_length": len(self.run),
             "query_text": self.run,
             "mode": "hybrid",
+            "action": "ROUTE",
             "embedding_model": self.run,
             "result_count": len(hits),
             "citation_count": 0,
@@ -267,6 +278,19 @@ class Canary:
             "action": "query",
         }
 
+    def _retracted(self) -> dict[str, Any]:
+        return {
+            "tenant_id": self.owner.tenant_id,
+            "user_id": self.owner_id,
+            "project_id": None,
+            "action": "invalidate",
+            "reason": "canary",
+            "cascade_id": "canary",
+            "sources": 0,
+            "documents": 0,
+            "chunks": 0,
+        }
+
     # --- reading ---------------------------------------------------------------------------------
 
     async def misread(self, planted: Sequence[Planted]) -> list[str]:
@@ -288,6 +312,9 @@ class Canary:
             name: str, principal: Principal, scopes: str = "", *, shares: bool = False, has_asked: bool = False
         ) -> Speaker:
             signature = self._sign(principal)
+            told = {"prompt"} if principal.tenant_id == self.run else set()
+            if told and TAG in principal.tags:
+                told.add("owner")
             return Speaker(
                 name=name,
                 principal=principal,
@@ -295,6 +322,7 @@ class Canary:
                 scopes=frozenset(scopes.split()),
                 shares=shares,
                 has_asked=has_asked,
+                told=frozenset(told if self.operated else ()),
             )
 
         def forger(name: str, signature: str) -> Speaker:
@@ -364,6 +392,7 @@ class Canary:
                     "project_id": PROJECT,
                     "source_type": SOURCE_TYPE,
                     "source_id": self.run,
+                    "tag": TAG,
                 },
             )
         )
@@ -424,8 +453,17 @@ class Canary:
         yield "removes their chunks", lambda: session.rows("doctor_remove_chunks", place)
         buried = place | source | {"reason": "canary"}
         yield "buries their source", lambda: session.run("bury_source", buried)
+        closed = {
+            "access_ids": [target.access_id],
+            "source_ids": [self.run],
+            "provenance_ids": [None],
+            "document_ids": [None],
+            "cascade_id": "canary",
+        }
+        yield "retracts their source", lambda: session.run("close_sources", closed)
         yield "logs a question as theirs", lambda: session.run("log_query", self._logged([]))
         yield "is audited as them", lambda: session.run("audit_assertion", self._asserted())
+        yield "retracts in their name", lambda: session.run("audit_retraction", self._retracted())
 
     def _lies(self, planted: Sequence[Planted]) -> Iterator[Deed]:
         """What not even the owner may do."""
@@ -477,7 +515,13 @@ async def findings_of_all_logins(
         key = await session.row("add_signing_key", {})
         assert key is not None
         signer = Signer(key_id=key["key_id"], secret=bytes.fromhex(key["secret"]))
-        publisher = Canary(session=session, signer=signer, role="rag_publisher", now=now, dimensions=dimensions)
+        publisher = Canary(
+            session=session, signer=signer, role="rag_publisher", now=now, dimensions=dimensions, operated=True
+        )
+        place = {"tenant_id": publisher.run}
+        owned = {"name": TAG, "owner_user_id": publisher.owner_id, "owner_email": None}
+        await session.run("set_tag_owner", place | owned)
+        await session.run("set_prompt", place | {"prompt": publisher.run, "replaces": False})
         await session.run("doctor_become", {"role_name": "rag_publisher"})
         planted = await publisher.plant()
         for canary in (publisher, replace(publisher, role="rag_app")):
@@ -611,7 +655,9 @@ def _wanted(speaker: Speaker, planted: Sequence[Planted]) -> dict[str, set[str]]
     wanted |= {path: wanted.get(path, set()) | listed for path in LISTING_PATHS}
     wanted |= {path: {str(one.access_id) for one in visible} for path in CLASS_PATHS}
     wanted |= {path: {"query"} if speaker.has_asked else set() for path in QUERY_PATHS}
-    wanted["my_query_chunks"] = documents if speaker.has_asked else set()
+    wanted |= {path: documents if speaker.has_asked else set() for path in HIT_PATHS}
+    wanted["my_tag_owner"] = set(speaker.told & {"owner"})
+    wanted["my_prompt"] = set(speaker.told & {"prompt"})
     wanted["search_mode"] = {"something"} if visible else set()
     wanted["find_source of a deleted one"] = {str(one.access_id) for one in visible if one.scope == "user"}
     wanted["my_members"] = {"member"} if speaker.shares else set()
@@ -623,6 +669,7 @@ def _differences(
 ) -> Iterator[str]:
     """What comes and must not, and what does not come and must; one message for each thing."""
     names = {"query": "the logged question", "member": "the shared project", "something": "that there is something"}
+    names |= {"owner": "the owner of the tag", "prompt": "the prompt"}
     names |= {str(one.document_id): f"the {one.scope} document" for one in planted}
     names |= {str(one.access_id): f"the class of the {one.scope} document" for one in planted}
     wanted = _wanted(speaker, planted)

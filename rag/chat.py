@@ -115,6 +115,8 @@ def http_client(base_url: str, *, timeout_s: float) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         base_url=base_url,
         timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        # Its own limit of 100 would be a second queue, in which nobody is told to come back later.
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         trust_env=not local,
     )
 

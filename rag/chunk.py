@@ -13,6 +13,10 @@ too large to be packed. So a change in one section leaves the chunks, hashes and
 Overlap is 10 %, as spec 002 asks, but only where running prose had to be cut within a paragraph. Between
 whole paragraphs it gained nothing when measured (DESIGN.md, section 6), costs a tenth more rows, and shows
 readers the same text twice; across headings and pages it would put text into the wrong section.
+
+Those are the `rules`, which is how documents are cut unless RAG_CHUNKING says otherwise. The strategies of
+spec 003 are there beside them, for whoever compares or comes from a system that has them: `fixed` windows that
+overlap, whole sentences (`sentence`), and `semantic` cuts where neighbouring sentences mean different things.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, pstdev
+from typing import Literal, get_args
 
 from rag.parse import Block, Kind, ParsedDocument
 
@@ -45,6 +51,15 @@ MAX_BYTES_PER_TOKEN = 16
 MIN_LIMIT_TOKENS = 16
 # No more than this goes to the tokenizer at once: it keeps offsets for every token it returns.
 MAX_COUNTED_CHARACTERS = 32_768
+
+# Spec 003's three, and ours after spec 002.
+Strategy = Literal["rules", "fixed", "sentence", "semantic"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+# As unlike as this many standard deviations below the mean of the document: where Hearst's TextTiling
+# (Computational Linguistics 23, 1997) puts its borders.
+BORDER_DEVIATIONS = 1.0
+# What is smaller than this part of a chunk is no subject of its own.
+CRUMB_SHARE = 1 / 8
 
 # Spec 002: "Whole file (usually <1k tokens)".
 WHOLE_SOURCE_TYPES = frozenset({"project_spec", "adr", "decision"})
@@ -70,17 +85,42 @@ class Chunk:
     hash: str
 
 
-def split(document: ParsedDocument, *, limit_tokens: int, count: Callable[[str], int]) -> list[Chunk]:
+def split(
+    document: ParsedDocument,
+    *,
+    limit_tokens: int,
+    count: Callable[[str], int],
+    strategy: Strategy = "rules",
+    kinship: Sequence[float] = (),
+) -> list[Chunk]:
     """Split a document into chunks, in the order of its text.
 
     `limit_tokens` is the embedding model's input limit, and `count` counts as that model does: both with
     its special tokens, or both without. `count(embedded_text) <= limit_tokens` holds for every chunk, and
     every character of the body that is no white space is in at least one chunk. `count` sees the text
-    about three times. Raises ValueError when the limit is below `MIN_LIMIT_TOKENS`.
+    about three times. For `semantic`, `kinship` says how near each of `units` is to the next one, larger is
+    nearer. Raises ValueError when the limit is below `MIN_LIMIT_TOKENS`.
     """
+    splitter = _splitter(document, limit_tokens, count)
+    if strategy == "fixed":
+        return splitter.windows()
+    if strategy == "sentence":
+        return splitter.sentences()
+    if strategy == "semantic":
+        return splitter.subjects(kinship)
+    return splitter.chunks()
+
+
+def units(document: ParsedDocument, *, limit_tokens: int, count: Callable[[str], int]) -> list[str]:
+    """What `semantic` never cuts, in order: sentences, headings, tables and code, each within the limit."""
+    splitter = _splitter(document, limit_tokens, count)
+    return [document.body[unit.start : unit.end] for unit in splitter.units()]
+
+
+def _splitter(document: ParsedDocument, limit_tokens: int, count: Callable[[str], int]) -> _Splitter:
     if limit_tokens < MIN_LIMIT_TOKENS:
         raise ValueError(f"limit_tokens must be at least {MIN_LIMIT_TOKENS}, not {limit_tokens}")
-    return _Splitter(document, limit_tokens, count).chunks()
+    return _Splitter(document, limit_tokens, count)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +195,199 @@ class _Splitter:
             for group in groups:
                 self._add(group)
         return self._chunks
+
+    # --- the strategies of spec 003 --------------------------------------------------------------
+
+    def windows(self) -> list[Chunk]:
+        """`fixed`: windows of one size that overlap, whatever the text says; only pages end one."""
+        for blocks in self._by_page():
+            at, end = blocks[0].start, blocks[-1].end
+            before: _Piece | None = None
+            place = 0
+            while at < end:
+                while blocks[place].end <= at:
+                    place += 1
+                target = self._target(blocks[place].path)
+                overlap_tokens = int(target * OVERLAP_SHARE)
+                stop = self._window_end(at, end, max(1, target - overlap_tokens))
+                last = place
+                while last + 1 < len(blocks) and blocks[last + 1].start < stop:
+                    last += 1
+                start = (self._overlap_by_words(before, overlap_tokens) if before else 0) or at
+                text_end = at + len(self._body[at:stop].rstrip())
+                piece = _Piece(
+                    start=at,
+                    end=text_end,
+                    tokens=self._weigh(self._body[at:text_end]),
+                    gap_tokens=0,
+                    path=_common_path(blocks[place : last + 1]),
+                    page_number=blocks[place].page_number,
+                    overlap_start=start,
+                )
+                self._add([piece])
+                before = piece
+                at = self._next_start(stop, end)
+        return self._chunks
+
+    def sentences(self) -> list[Chunk]:
+        """`sentence`: whole sentences up to the target size; the last of them once more in the next chunk."""
+        group: list[_Piece] = []
+        for unit in self.units():
+            target = self._target(_common_path([*group[:1], unit]))
+            apart = group and group[0].page_number != unit.page_number
+            if group and (apart or _tokens([*group, unit]) + self._overlap_tokens(group) > target):
+                moving = [group.pop()] if len(group) > 1 and group[-1].is_heading and not apart else []
+                self._add(group)
+                following = [*moving, unit]
+                if not apart:
+                    overlap_start = self._overlap_by_sentences(group, int(target * OVERLAP_SHARE))
+                    following[0] = replace(following[0], overlap_start=overlap_start or following[0].start)
+                group = following
+            else:
+                group.append(unit)
+        if group:
+            self._add(group)
+        return self._chunks
+
+    def subjects(self, kinship: Sequence[float]) -> list[Chunk]:
+        """`semantic`: cut where a sentence is less like the next one than is usual in this document."""
+        pieces = self.units()
+        if len(kinship) != len(pieces) - 1:
+            raise ValueError(f"{len(pieces)} units have {len(pieces) - 1} neighbours, not {len(kinship)}")
+        usual = fmean(kinship) - BORDER_DEVIATIONS * pstdev(kinship) if kinship else 0.0
+        groups: list[tuple[int, int]] = []  # first and last unit of each, the last one excluded
+        first = 0
+        for place in range(1, len(pieces) + 1):
+            if place < len(pieces):
+                before, after = pieces[place - 1], pieces[place]
+                apart = before.page_number != after.page_number or (after.is_heading and not before.is_heading)
+                if not apart and (kinship[place - 1] >= usual or before.is_heading):
+                    continue
+            groups += self._halved(pieces, kinship, first, place)
+            first = place
+        for first, last in self._without_crumbs(pieces, kinship, groups):
+            self._add(pieces[first:last])
+        return self._chunks
+
+    def units(self) -> list[_Piece]:
+        """Sentences, and blocks that have none; cut only where one is larger than a chunk."""
+        pieces: list[_Piece] = []
+        end = 0
+        for block in self._document.blocks:
+            starts = [block.start]
+            if block.kind in ("text", "list"):
+                starts += self._sentence_starts(block.start, block.end)
+            for start, stop in zip(starts, [*starts[1:], block.end], strict=True):
+                for part_start, part_end, _ in self._cut(start, stop, block.kind, True, self._target(block.path)):
+                    trimmed = part_start + len(self._body[part_start:part_end].rstrip())
+                    if trimmed == part_start:
+                        continue
+                    pieces.append(
+                        _Piece(
+                            start=part_start,
+                            end=trimmed,
+                            tokens=self._weigh(self._body[part_start:trimmed]),
+                            gap_tokens=self._weigh_gap(end, part_start),
+                            path=block.path,
+                            page_number=block.page_number,
+                            overlap_start=part_start,
+                            is_heading=block.is_heading,
+                        )
+                    )
+                    end = trimmed
+        return pieces
+
+    def _by_page(self) -> list[list[Block]]:
+        pages: list[list[Block]] = []
+        for block in self._document.blocks:
+            if not pages or pages[-1][0].page_number != block.page_number:
+                pages.append([])
+            pages[-1].append(block)
+        return pages
+
+    def _window_end(self, at: int, end: int, budget: int) -> int:
+        """Return where `budget` tokens from `at` end, at a word if one ends in the last quarter."""
+        length = min(end - at, MAX_COUNTED_CHARACTERS, 4 * budget)
+        for _ in range(2):  # the first guess is of English; the second is of this text
+            tokens = self._weigh(self._body[at : at + length])
+            length = min(end - at, MAX_COUNTED_CHARACTERS, max(1, length * budget // tokens))
+        while length > 1 and (tokens := self._weigh(self._body[at : at + length])) > budget:
+            length = max(1, min(length - 1, length * budget // tokens))
+        stop = at + length
+        if stop == end or self._body[stop].isspace():
+            return stop
+        for border in range(stop, at + length * 3 // 4, -1):
+            if self._body[border - 1].isspace():
+                return border
+        return self._character_border(at, stop)
+
+    def _overlap_by_words(self, before: _Piece, overlap_tokens: int) -> int:
+        """Return where the last `overlap_tokens` of a window begin, at a word; 0 for none."""
+        characters = (before.end - before.start) * overlap_tokens // before.tokens
+        word = _WORD_START.search(self._body, max(before.start, before.end - characters - 1), before.end)
+        return word.end() if word else 0
+
+    def _overlap_tokens(self, group: list[_Piece]) -> int:
+        first = group[0]
+        return self._weigh(self._body[first.overlap_start : first.start]) if first.overlap_start < first.start else 0
+
+    def _overlap_by_sentences(self, group: list[_Piece], overlap_tokens: int) -> int:
+        """Return where the last sentences begin that have at most so many tokens together; 0 for none."""
+        start, size = 0, 0
+        for piece in reversed(group[1:]):
+            size += piece.tokens + piece.gap_tokens
+            if size > overlap_tokens or piece.is_heading:
+                break
+            start = piece.start
+        return start
+
+    def _halved(
+        self, pieces: Sequence[_Piece], kinship: Sequence[float], first: int, last: int
+    ) -> list[tuple[int, int]]:
+        """Cut what is larger than a chunk where its neighbours are least alike, away from both ends."""
+        target = self._target(_common_path(pieces[first:last]))
+        groups: list[tuple[int, int]] = []
+        waiting = [(first, last)]
+        while waiting:
+            first, last = waiting.pop()
+            total = _tokens(pieces[first:last])
+            if last - first == 1 or total <= target:
+                groups.append((first, last))
+                continue
+            inner: list[int] = []
+            size = 0
+            for place in range(first + 1, last):
+                size += pieces[place - 1].tokens
+                if total / 4 <= size <= total * 3 / 4 and not pieces[place - 1].is_heading:
+                    inner.append(place)
+            candidates = inner or [max(first + 1, (first + last) // 2)]
+            border = min(candidates, key=lambda place: kinship[place - 1])
+            waiting += [(border, last), (first, border)]
+        return groups
+
+    def _without_crumbs(
+        self, pieces: Sequence[_Piece], kinship: Sequence[float], groups: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Join a small group to the neighbour that it is more like, if the two fit into a chunk."""
+        kept: list[tuple[int, int]] = []
+        for first, last in groups:
+            if kept:
+                start, end = kept[-1]
+                both = pieces[start:last]
+                sizes = (_tokens(pieces[start:end]), _tokens(pieces[first:last]))
+                target = self._target(_common_path(both))
+                nearer_to_next = last < len(pieces) and kinship[last - 1] > kinship[first - 1]
+                crumb = min(sizes) < target * CRUMB_SHARE and not (sizes[1] < sizes[0] and nearer_to_next)
+                if (
+                    crumb
+                    and _tokens(both) <= target
+                    and both[0].page_number == both[-1].page_number
+                    and not pieces[first].is_heading
+                ):
+                    kept[-1] = (start, last)
+                    continue
+            kept.append((first, last))
+        return kept
 
     # --- measuring -------------------------------------------------------------------------------
 

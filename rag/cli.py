@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import re
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from uuid import UUID
@@ -21,10 +22,10 @@ from rag import screen
 from rag.errors import (
     DatabaseUnavailable,
     DocumentNotFound,
-    DocumentTooLarge,
     EmbeddingInvalid,
     InvalidInput,
     RAGServiceError,
+    SourceInvalidated,
     SourceRetracted,
     first_of,
 )
@@ -32,8 +33,12 @@ from rag.settings import Settings
 
 if TYPE_CHECKING:
     from rag.calibrate import Calibration
+    from rag.database import Database
     from rag.evaluate import Report
     from rag.operate import Desk
+    from rag.principal import Principal
+    from rag.store import Scope
+    from rag.sync import Outcome, SourceSpec
 
 app = typer.Typer(
     help="Palisade: documents go in, cited answers come out, and the database decides who may retrieve what.",
@@ -50,6 +55,10 @@ project = typer.Typer(help="Projects that their owner shares.", no_args_is_help=
 app.add_typer(project, name="project")
 calibration = typer.Typer(help="What `rag eval --calibrate` wrote.", no_args_is_help=True)
 app.add_typer(calibration, name="calibration")
+tags = typer.Typer(help="Who owns a tag: whom to ask when an answer is not sure enough.", no_args_is_help=True)
+app.add_typer(tags, name="tags")
+prompts = typer.Typer(help="What tenants tell the model, before the rules that always hold.", no_args_is_help=True)
+app.add_typer(prompts, name="prompts")
 
 TenantOption = Annotated[str | None, typer.Option("--tenant", help="Tenant; the embedded database has `default`.")]
 UserOption = Annotated[str | None, typer.Option("--user", help="User id, a positive whole number.")]
@@ -180,10 +189,17 @@ def ingest(
     tags: TagsOption = None,
     tenant: TenantOption = None,
     language: Annotated[str | None, typer.Option(help="ISO 639-1 code; detected when left out.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of text that is not UTF-8 and does not say so, such as cp1252 or shift_jis.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add or replace documents. A file that cannot be read is named, and the others go in."""
-    _run(_ingest(paths, scope, user, project, tags, tenant, language, as_json))
+    """Add or replace documents: Markdown, text, YAML, HTML, PDF, Word, Excel, CSV, EPUB.
+
+    A file that cannot be read is named, and the others go in. A text or table that is too large for one document
+    becomes several.
+    """
+    _run(_ingest(paths, scope, user, project, tags, tenant, language, encoding, as_json))
 
 
 async def _ingest(
@@ -194,17 +210,21 @@ async def _ingest(
     tags: str | None,
     tenant: str | None,
     language: str | None,
+    encoding: str | None,
     as_json: bool,
 ) -> int:
-    from rag import deployment
+    from rag import deployment, divide
     from rag.embed import open_embedder
     from rag.ingest import Ingested, Source, ingest
+    from rag.parse import check_encoding
     from rag.principal import PUBLIC_TAGS, Principal, check_user_id
     from rag.store import destination_of
 
     settings = _settings()
     wanted_tags = _tags(tags)
     user_id = None if user is None else check_user_id(user)
+    if encoding is not None:
+        check_encoding(encoding)
     if scope is None:
         scope = "project" if project is not None else "user"
     # Checked before anything is started: these need no database.
@@ -228,33 +248,50 @@ async def _ingest(
     async def one(path: Path, counter: screen.Counter) -> None:
         async with turn:
             counter.note(path.name)
+            name = _source_id(path)
             try:
-                source = Source(
-                    name=_source_id(path),
-                    source_id=_source_id(path),
-                    content=_read(path, settings.rag_max_document_bytes),
-                    source_uri=path.resolve().as_uri(),
-                    source_updated_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
-                    language=language,
-                )
-                ingested = await ingest(
-                    source,
-                    principal=principal,
-                    destination=destination,
-                    database=database,
-                    embedder=embedder,
-                    max_bytes=settings.rag_max_document_bytes,
-                    progress=lambda embedded, total: counter.note(f"{path.name} {embedded}/{total}"),
-                )
-            except (InvalidInput, EmbeddingInvalid, SourceRetracted) as error:
+                known = path.stat()
+                with path.open("rb") as file:
+                    parts = divide.contents(
+                        file,
+                        name=name,
+                        size=known.st_size,
+                        max_bytes=settings.rag_max_document_bytes,
+                        max_file_bytes=settings.rag_max_file_bytes,
+                        encoding=encoding,
+                    )
+                    # Part by part, so that no more than one is in memory.
+                    while (found := await asyncio.to_thread(next, parts, None)) is not None:
+                        part, content = found
+                        shown = divide.shown(path.name, part)
+                        source = Source(
+                            name=name,
+                            source_id=divide.id_of(name, part),
+                            content=content,
+                            title=divide.title_of(name, part),
+                            source_uri=path.resolve().as_uri(),
+                            source_updated_at=datetime.fromtimestamp(known.st_mtime, UTC),
+                            language=language,
+                            encoding=encoding,
+                        )
+                        ingested = await ingest(
+                            source,
+                            principal=principal,
+                            destination=destination,
+                            database=database,
+                            embedder=embedder,
+                            max_bytes=divide.bound(part, settings.rag_max_document_bytes),
+                            chunking=settings.rag_chunking,
+                            progress=partial(counter.told, shown),
+                        )
+                        done.append((path if part is None else path.with_name(shown), ingested))
+            except (InvalidInput, EmbeddingInvalid, SourceInvalidated, SourceRetracted) as error:
                 # Of this document alone; what the database or the provider lacks, all others lack as well.
                 # Most messages name the document, and the line begins with the path already.
                 reason = error.message.removeprefix(_source_id(path)).lstrip(": ")
                 failures.append(Failure(path=path, reason=reason))
             except OSError as error:
                 failures.append(_unreadable(path, error))
-            else:
-                done.append((path, ingested))
             counter.step()
 
     try:
@@ -330,15 +367,6 @@ def _source_id(path: Path) -> str:
         return resolved.as_posix()
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise DocumentTooLarge(f"has {size:,} bytes; the limit is {max_bytes:,}")
-        # One byte more than allowed, which the parser then refuses: it may grow, or be no plain file.
-        return file.read(max_bytes + 1)
-
-
 def _report(done: list[tuple[Path, Any]], failures: list[Failure], skipped: int, tenant: str, *, as_json: bool) -> None:
     counts = dict.fromkeys(("created", "updated", "moved", "unchanged"), 0)
     for _, ingested in done:
@@ -391,13 +419,20 @@ def query(
     mode: Annotated[str, typer.Option(help="hybrid, vector or keyword.")] = "hybrid",
     fusion: Annotated[str, typer.Option(help="rank or score.")] = "rank",
     as_json: JsonOption = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the answer while it is written; with --json an event a line.")
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show every candidate and why it was kept.")] = False,
     source: Annotated[
         str | None, typer.Option(help="With --explain: each stage of this document (its id) or passage (id:index).")
     ] = None,
 ) -> None:
     """Ask a question as somebody."""
-    _run(_query(question, user, project, tags, tenant, scope, top_k, model, mode, fusion, as_json, explain, source))
+    _run(
+        _query(
+            question, user, project, tags, tenant, scope, top_k, model, mode, fusion, as_json, stream, explain, source
+        )
+    )
 
 
 async def _query(
@@ -412,6 +447,7 @@ async def _query(
     mode: str,
     fusion: str,
     as_json: bool,
+    stream: bool,
     explain: bool,
     source: str | None,
 ) -> int:
@@ -422,6 +458,8 @@ async def _query(
 
     if explain and as_json:
         raise InvalidInput("--explain is a table; --json has the same figures under `passages`", field="--explain")
+    if explain and stream:
+        raise InvalidInput("--explain is a table and writes no answer", field="--stream")
     if source is not None and not explain:
         raise InvalidInput("--source goes with --explain", field="--source")
     document_id, chunk_index = (None, None) if source is None else _source(source)
@@ -458,6 +496,11 @@ async def _query(
                 screen.print_passages(found.passages, found.dropped)
                 for note in found.degraded:
                     screen.out.print(f"[yellow]note:[/yellow] {screen.shown(note)}")
+                return 0
+            if stream:
+                async with contextlib.aclosing(service.stream(request, principal=principal)) as told:
+                    async for event in told:
+                        screen.print_event(event, as_json=as_json)
                 return 0
             response = await service.generate(request, principal=principal)
     if as_json:
@@ -549,6 +592,199 @@ def db_psql(
         tags=_tags(tags),
     )
     raise SystemExit(terminal.run(place, principal, role, context.args))
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; exit code 1 for anything.")]
+EmptyOption = Annotated[
+    bool, typer.Option("--allow-empty", help="Let a source without any file remove all that came from it.")
+]
+
+
+@app.command()
+def sync(
+    place: Annotated[str, typer.Argument(help="A directory, or with --git a repository or its https address.")],
+    name: Annotated[str, typer.Option(help="What to call the source, for good: it is in each document's source id.")],
+    git: Annotated[bool, typer.Option("--git", help="Take the files of a commit and not of the folder.")] = False,
+    ref: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "HEAD",
+    include: Annotated[list[str] | None, typer.Option(help="Only paths like this: 'docs/**/*.md'.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="No paths like this: 'drafts/'.")] = None,
+    types: Annotated[
+        str | None, typer.Option(help="Only these source types, comma-separated; v1 for spec 002's.")
+    ] = None,
+    scope: Annotated[str | None, typer.Option(help="public, user or project.")] = None,
+    user: UserOption = None,
+    project: ProjectOption = None,
+    tags: TagsOption = None,
+    tenant: TenantOption = None,
+    language: Annotated[str | None, typer.Option(help="ISO 639-1 code; detected when left out.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of text that is not UTF-8 and does not say so.")] = None,
+    dry_run: DryRunOption = False,
+    allow_empty: EmptyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the documents of a source what its files are: new, changed, moved and removed ones.
+
+    What was ingested otherwise is never touched. Exit code 1: something failed, or --dry-run found something to do.
+    """
+    from pydantic import ValidationError
+
+    from rag.principal import check_user_id
+    from rag.sync import SourceSpec
+
+    where: dict[str, Any] = {"git": place} if git else {"directory": Path(place)}
+    try:
+        spec = SourceSpec(
+            name=name,
+            **where,
+            ref=ref,
+            include=tuple(include or ()),
+            exclude=tuple(exclude or ()),
+            types=_list(types),
+            tenant=tenant,
+            scope=scope or ("project" if project is not None else "user"),  # type: ignore[arg-type]
+            user=None if user is None else check_user_id(user),
+            project=project,
+            tags=_tags(tags),
+            language=language,
+            encoding=encoding,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidInput(f"{field}: {first['msg']}", field=field) from error
+    _run(_synchronise([spec], dry_run=dry_run, allow_empty=allow_empty, thorough=False, as_json=as_json))
+
+
+@app.command()
+def reconcile(
+    names: Annotated[list[str] | None, typer.Argument(help="Sources of RAG_SOURCES; all unless given.")] = None,
+    dry_run: DryRunOption = False,
+    allow_empty: EmptyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find and mend what differs from the sources that RAG_SOURCES names, and what a search would miss of them.
+
+    Exit code 0: nothing is left to mend. 1: something is, or failed. 2: a source could not be listed; of that one
+    nothing was changed.
+    """
+    from rag.sync import load_specs
+
+    settings = _settings()
+    if settings.rag_sources is None:
+        raise InvalidInput("RAG_SOURCES must name a file of sources (docs/sources.md)", field="RAG_SOURCES")
+    specs = load_specs(settings.rag_sources)
+    unknown = set(names or ()) - {spec.name for spec in specs}
+    if unknown:
+        raise InvalidInput(f"RAG_SOURCES has no source {sorted(unknown)[0]}", field="RAG_SOURCES")
+    chosen = [spec for spec in specs if not names or spec.name in names]
+    _run(_synchronise(chosen, dry_run=dry_run, allow_empty=allow_empty, thorough=True, as_json=as_json))
+
+
+async def _synchronise(
+    specs: Sequence[SourceSpec], *, dry_run: bool, allow_empty: bool, thorough: bool, as_json: bool
+) -> int:
+    from rag import deployment
+    from rag.embed import open_embedder
+    from rag.errors import SourceUnavailable
+    from rag.sync import Synchroniser
+
+    settings = _settings()
+    place = deployment.locate(settings)
+    embedder = open_embedder(settings)
+    outcomes: list[Outcome] = []
+    unavailable: dict[str, str] = {}
+    try:
+        async with place.open(settings) as database:
+            await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+            with screen.watching() as watcher:
+                synchroniser = Synchroniser(
+                    settings=settings,
+                    database=database,
+                    embedder=embedder,
+                    default_tenant=place.default_tenant,
+                    watcher=watcher,
+                )
+                for spec in specs:
+                    try:
+                        outcomes.append(
+                            await synchroniser.sync(spec, dry_run=dry_run, allow_empty=allow_empty, thorough=thorough)
+                        )
+                    except SourceUnavailable as error:
+                        # The others are not to wait for it.
+                        unavailable[spec.name] = error.message
+    finally:
+        await embedder.close()
+    _report_sources(outcomes, unavailable, dry_run=dry_run, as_json=as_json)
+    if unavailable:
+        return 2
+    left = any(outcome.failures or outcome.kept or (dry_run and outcome.drift) for outcome in outcomes)
+    return 1 if left else 0
+
+
+def _report_sources(
+    outcomes: Sequence[Outcome], unavailable: Mapping[str, str], *, dry_run: bool, as_json: bool
+) -> None:
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        sources = [asdict(outcome) | {"drift": outcome.drift} for outcome in outcomes]
+        broken = [{"source": name, "reason": reason} for name, reason in unavailable.items()]
+        screen.print_json(json.dumps({"dry_run": dry_run, "sources": sources, "unavailable": broken}))
+    else:
+        for outcome in outcomes:
+            counts: dict[str, int] = {}
+            for change in outcome.changes:
+                counts[change.reason] = counts.get(change.reason, 0) + 1
+                former = "" if change.former_path is None else f" (was {change.former_path})"
+                screen.out.print(f"  {change.reason:<11} {screen.shown(change.path + former)}")
+            for path in outcome.gone:
+                screen.out.print(f"  {'gone':<11} {screen.shown(path)}")
+            counts |= {"gone": len(outcome.gone), "unchanged": outcome.unchanged}
+            said = ", ".join(f"{number} {what}" for what, number in counts.items() if number) or "nothing"
+            version = f" at {outcome.version[:12]}" if outcome.version else ""
+            done = "; nothing was changed" if dry_run else f"; {outcome.embedded} chunks embedded"
+            screen.out.print(f"{screen.shown(outcome.source)}{version}: {said}{done}")
+            if outcome.left_out:
+                screen.out.print(f"{outcome.left_out} files of other formats or types left out")
+    for outcome in outcomes:
+        if outcome.kept:
+            screen.err.print(
+                f"[red]error:[/red] {screen.shown(outcome.source)}: the source is empty, and its {len(outcome.kept)} "
+                "documents stay; --allow-empty removes them"
+            )
+        for failure in outcome.failures:
+            place = f"{outcome.source}:{failure.path}"
+            screen.err.print(f"[red]error:[/red] {screen.shown(place)}: {screen.shown(failure.reason)}")
+    for name, reason in unavailable.items():
+        screen.err.print(f"[red]error:[/red] {screen.shown(name)}: {screen.shown(reason)}")
+
+
+@app.command()
+def status(
+    user: UserOption = None,
+    project: ProjectOption = None,
+    tags: TagsOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count what somebody sees of each source: documents, chunks, and what is old, behind or not found by a search."""
+    _run(_as_principal(partial(_status, as_json=as_json), user, project, tags, tenant))
+
+
+async def _status(database: Database, principal: Principal, *, as_json: bool) -> int:
+    from rag.embed import open_embedder
+    from rag.store import count_sources
+
+    embedder = open_embedder(_settings())
+    try:
+        rows = await count_sources(database, principal, embedding_model=embedder.model_id)
+    finally:
+        await embedder.close()
+    _print_rows("sources", rows, as_json=as_json)
+    return 0
 
 
 # --- what an operator does -----------------------------------------------------------------------
@@ -841,6 +1077,121 @@ def project_members(
         _print_rows("members", session.rows("list_members", wanted), as_json=as_json)
 
 
+@tags.command("set")
+def tags_set(
+    name: Annotated[str, typer.Argument(help="The tag.", metavar="TAG")],
+    owner: Annotated[str | None, typer.Option(help="User id of who owns it.")] = None,
+    email: Annotated[str | None, typer.Option(help="Where the owner is reached.")] = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Name the owner of a tag: a user, an address, or both; instead of the one before."""
+    from rag.principal import check_user_id
+    from rag.tags import TagOwner, set_owner
+
+    desk = _desk()
+    owned = TagOwner(
+        tenant_id=_tenant(tenant, desk.default_tenant),
+        name=name,
+        owner_user_id=None if owner is None else check_user_id(owner, field="owner"),
+        owner_email=email,
+    )
+    with desk.session() as session:
+        set_owner(session, owned)
+    whom = " ".join(part for part in (owner and f"user {owner}", email) if part)
+    screen.out.print(f"Questions about {screen.shown(name)} go to {screen.shown(whom)}.")
+
+
+@tags.command("list")
+def tags_list(tenant: AllTenantsOption = None, as_json: JsonOption = False) -> None:
+    """List tags and their owners."""
+    from rag.tags import list_owners
+
+    with _desk().session() as session:
+        _print_rows("tags", list_owners(session, tenant), as_json=as_json)
+
+
+@tags.command("remove")
+def tags_remove(
+    name: Annotated[str, typer.Argument(help="The tag.", metavar="TAG")],
+    tenant: TenantOption = None,
+) -> None:
+    """Take a tag's owner away; what is asked about it goes to the administrator."""
+    from rag.tags import remove_owner
+
+    desk = _desk()
+    tenant_id = _tenant(tenant, desk.default_tenant)
+    with desk.session() as session:
+        remove_owner(session, tenant_id=tenant_id, name=name)
+    screen.out.print(f"Questions about {screen.shown(name)} go to the administrator.")
+
+
+@prompts.command("set")
+def prompts_set(
+    file: Annotated[Path, typer.Argument(help="The text, in UTF-8; - for standard input.", metavar="FILE")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Instead of the service's introduction, and not after it.")
+    ] = False,
+    tenant: TenantOption = None,
+) -> None:
+    """Set what a tenant tells the model, from its next question on."""
+    from rag.tenant_prompts import MAX_PROMPT_BYTES, set_prompt
+
+    desk = _desk()
+    tenant_id = _tenant(tenant, desk.default_tenant)
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as given:
+            # One byte more than permitted says that there is too much, however large it is.
+            prompt = given.read(MAX_PROMPT_BYTES + 1).decode()
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}", field="FILE") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"the prompt is not UTF-8, or is longer than {MAX_PROMPT_BYTES} bytes", field="FILE"
+        ) from error
+    with desk.session() as session:
+        generation = set_prompt(session, tenant_id=tenant_id, prompt=prompt, replaces=replace)
+    screen.out.print(f"Tenant {screen.shown(tenant_id)} has its prompt, generation {generation}.")
+
+
+@prompts.command("show")
+def prompts_show(tenant: TenantOption = None) -> None:
+    """Print what a tenant tells the model."""
+    from rag.tenant_prompts import list_prompts
+
+    desk = _desk()
+    tenant_id = _tenant(tenant, desk.default_tenant)
+    with desk.session() as session:
+        found = list_prompts(session, tenant_id)
+    if not found:
+        raise InvalidInput("this tenant has no prompt: `rag prompts list` has all of them", field="tenant_id")
+    for line in found[0]["prompt"].splitlines():
+        screen.out.print(screen.shown(line))
+
+
+@prompts.command("list")
+def prompts_list(tenant: AllTenantsOption = None, as_json: JsonOption = False) -> None:
+    """List which tenants tell the model something, and how much; with --json also what."""
+    from rag.tenant_prompts import list_prompts
+
+    with _desk().session() as session:
+        found = list_prompts(session, tenant)
+    if not as_json:
+        found = [{name: value for name, value in row.items() if name != "prompt"} for row in found]
+    _print_rows("prompts", found, as_json=as_json)
+
+
+@prompts.command("remove")
+def prompts_remove(tenant: TenantOption = None) -> None:
+    """Take a tenant's prompt away, from its next question on."""
+    from rag.tenant_prompts import remove_prompt
+
+    desk = _desk()
+    tenant_id = _tenant(tenant, desk.default_tenant)
+    with desk.session() as session:
+        remove_prompt(session, tenant_id)
+    screen.out.print(f"Tenant {screen.shown(tenant_id)} tells the model nothing of its own.")
+
+
 @app.command("explain-access")
 def explain_access(
     document: Annotated[UUID, typer.Argument(help="The document's id.")],
@@ -959,6 +1310,160 @@ def _forget_logs(older_than: timedelta, tenant: str | None, *, yes: bool, as_jso
         screen.print_json(f'{{"removed": {removed}}}')
     else:
         screen.out.print(f"Removed {removed} questions and assertions.")
+
+
+# --- what is taken back ---------------------------------------------------------------------------
+
+
+DocumentsOption = Annotated[list[UUID] | None, typer.Option("--document", help="Id of a document; repeatable.")]
+SourcesOption = Annotated[list[str] | None, typer.Option("--source", help="Id of a source; repeatable.")]
+ProvenancesOption = Annotated[
+    list[str] | None, typer.Option("--provenance", help="What documents were derived of; repeatable.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stays in the record.")]
+OnlyScopeOption = Annotated[str | None, typer.Option("--scope", help="Only public, user or project.")]
+
+
+@app.command()
+def invalidate(
+    reason: ReasonOption,
+    document: DocumentsOption = None,
+    source: SourcesOption = None,
+    provenance: ProvenancesOption = None,
+    cascade: Annotated[
+        bool, typer.Option("--cascade/--no-cascade", help="Also what is derived of them, and so on.")
+    ] = True,
+    cascade_id: Annotated[
+        str | None, typer.Option("--cascade-id", help="Names what is invalidated together; made when left out.")
+    ] = None,
+    scope: OnlyScopeOption = None,
+    user: UserOption = None,
+    project: ProjectOption = None,
+    tags: TagsOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove documents, and refuse their sources until they are reinstated."""
+    from dataclasses import asdict
+
+    from rag import invalidate as room
+    from rag.store import destination_of
+
+    targets = room.Targets(document_ids=document or (), source_ids=source or (), provenance_ids=provenance or ())
+
+    async def work(database: Database, principal: Principal) -> int:
+        done = await room.invalidate(
+            targets,
+            reason=reason,
+            principal=principal,
+            database=database,
+            cascade_id=cascade_id,
+            cascades=cascade,
+            destination=None if scope is None else destination_of(principal, scope=scope),
+            scopes=_scopes(scope),
+        )
+        if as_json:
+            import json
+
+            screen.print_json(json.dumps(asdict(done), default=str))
+            return 0
+        count = len(done.documents)
+        screen.out.print(f"Removed {count} {_noun(count, 'document')} ({done.chunks} {_noun(done.chunks, 'chunk')}).")
+        if done.kept:
+            screen.err.print(f"Kept, since they are not yours to remove: {', '.join(map(str, done.kept))}")
+        if done.generation is not None:
+            screen.out.print(f"Cascade {screen.shown(done.cascade_id)}, generation {done.generation}.")
+        return 0
+
+    _run(_as_principal(work, user, project, tags, tenant))
+
+
+@app.command()
+def reinstate(
+    reason: ReasonOption,
+    document: DocumentsOption = None,
+    source: SourcesOption = None,
+    provenance: ProvenancesOption = None,
+    cascade_id: Annotated[
+        list[str] | None, typer.Option("--cascade-id", help="All that was invalidated under it; repeatable.")
+    ] = None,
+    scope: OnlyScopeOption = None,
+    user: UserOption = None,
+    project: ProjectOption = None,
+    tags: TagsOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let sources that were invalidated be ingested again; what was removed has to be sent again."""
+    from rag import invalidate as room
+
+    targets = room.Targets(
+        document_ids=document or (),
+        source_ids=source or (),
+        provenance_ids=provenance or (),
+        cascade_ids=cascade_id or (),
+    )
+
+    async def work(database: Database, principal: Principal) -> int:
+        opened = await room.reinstate(
+            targets, reason=reason, principal=principal, database=database, scopes=_scopes(scope)
+        )
+        if as_json:
+            screen.print_json(f'{{"reinstated": {opened}}}')
+        else:
+            screen.out.print(f"Reinstated {opened}.")
+        return 0
+
+    _run(_as_principal(work, user, project, tags, tenant))
+
+
+@app.command()
+def retractions(
+    tenant: AllTenantsOption = None,
+    since: Annotated[str, typer.Option(help="How far back: 7d, 24h.")] = "7d",
+    top: Annotated[int, typer.Option(min=1, max=100_000, help="Rows, newest first.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List who invalidated and reinstated what, and why."""
+    wanted = {"tenant_id": tenant, "since": _age(since, "since"), "top": top}
+    with _desk().session() as session:
+        _print_rows("retractions", session.rows("list_retractions", wanted), as_json=as_json)
+
+
+def _noun(count: int, noun: str) -> str:
+    return noun if count == 1 else noun + "s"
+
+
+def _scopes(scope: str | None) -> tuple[Scope, ...]:
+    from rag.store import SCOPES
+
+    found = tuple(one for one in SCOPES if scope in (None, one))
+    if not found:
+        raise InvalidInput(f"scope must be one of {', '.join(SCOPES)}", field="scope")
+    return found
+
+
+async def _as_principal(
+    work: Callable[[Database, Principal], Coroutine[Any, Any, int]],
+    user: str | None,
+    project: str | None,
+    tags: str | None,
+    tenant: str | None,
+) -> int:
+    """Do something in the database that the settings name, for whom the options name."""
+    from rag import deployment
+    from rag.principal import Principal, check_user_id
+
+    settings = _settings()
+    wanted_tags = _tags(tags)
+    user_id = None if user is None else check_user_id(user)
+    place = deployment.locate(settings)
+    principal = Principal(
+        tenant_id=_tenant(tenant, place.default_tenant), user_id=user_id, project_id=project, tags=wanted_tags
+    )
+    async with place.open(settings) as database:
+        await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+        return await work(database, principal)
 
 
 # --- how well it retrieves ------------------------------------------------------------------------

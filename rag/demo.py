@@ -98,6 +98,7 @@ async def _ingest(manifest: dict[str, Any], service: RAGService) -> tuple[str, d
                 database=service.database,
                 embedder=service.embedder,
                 max_bytes=service.settings.rag_max_document_bytes,
+                chunking=service.settings.rag_chunking,
             )
             counts[ingested.status] = counts.get(ingested.status, 0) + 1
             chunks += ingested.embedded

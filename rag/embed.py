@@ -75,8 +75,8 @@ ENVELOPE_BYTES = 64 * 1024
 MAX_DIMENSIONS = 4000
 
 LOCAL_COUNTER = "minilm-wordpiece"
-# Word pieces a batch: 256 cost 13 % more than 1,024, 4,096 save nothing and take four times the memory.
-LOCAL_BATCH_PIECES = 1024
+# Word pieces a batch: 512 cost no more than 1,024 and take half the memory, 256 cost 13 % more.
+LOCAL_BATCH_PIECES = 512
 # Below this a thread's share is not worth a batch of its own.
 LOCAL_WORTH_SHARING = 128
 # Beyond these, the Python between the products is what limits.

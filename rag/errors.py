@@ -1,6 +1,9 @@
 """Everything that can go wrong, as one tree; HTTP numbers for it live in `api/errors.py` alone.
 
 The docstring of a class is the default message. `field` names the input at fault where there is one.
+
+Of spec 000's tree one is missing, ConfidenceError: a grade that fails costs no answer (`rag/grade.py`). It counts as 0,
+`degraded` says so, the log has the cause as `grade_failed`, and the other parts of the confidence cannot fail.
 """
 
 from __future__ import annotations
@@ -72,6 +75,10 @@ class DocumentNotFound(RAGServiceError):
     """No such document."""
 
 
+class QueryNotFound(RAGServiceError):
+    """No such question of yours, or it did not return this source."""
+
+
 class MemberNotFound(RAGServiceError):
     """The project is not shared with this user."""
 
@@ -80,8 +87,16 @@ class SourceRetracted(RAGServiceError):
     """The source was deleted or changed while it was being ingested; send it again."""
 
 
+class SourceInvalidated(RAGServiceError):
+    """The source, or what it is derived of, was invalidated; it is refused until it is reinstated."""
+
+
 class SourceOvertaken(SourceRetracted):
     """Somebody else wrote the source while it was being ingested; send it again."""
+
+
+class SourceUnavailable(RAGServiceError):
+    """The source of documents cannot be listed; nothing of it was changed."""
 
 
 # --- the database --------------------------------------------------------------------------------
@@ -136,6 +151,20 @@ class EmbeddingTimeout(EmbeddingError):
 
 class EmbeddingInvalid(EmbeddingError):
     """The embedding provider returned vectors that cannot be used."""
+
+
+# --- domain packs --------------------------------------------------------------------------------
+
+
+class DomainPackInvalid(RAGServiceError):
+    """A domain pack cannot be used, so the service does not start."""
+
+
+# --- reranking -----------------------------------------------------------------------------------
+
+
+class RerankUnavailable(RAGServiceError):
+    """The reranker that is configured cannot be used, so the service does not start."""
 
 
 # --- generation (names of spec 001) --------------------------------------------------------------
@@ -199,6 +228,10 @@ class ModelUnavailableError(LLMError):
 
 class ContextError(RAGServiceError):
     """Failed to retrieve or format context."""
+
+
+class OutputInvalidError(RAGServiceError):
+    """The model's structured answer does not fit the schema, nor did a second one."""
 
 
 class TokenBudgetExceededError(RAGServiceError):

@@ -353,6 +353,7 @@ async def stored(collection: Collection, *, engine: Engine, place: Deployment) -
                     database=engine.database,
                     embedder=engine.embedder,
                     max_bytes=engine.settings.rag_max_document_bytes,
+                    chunking=engine.settings.rag_chunking,
                 )
             except (InvalidInput, EmbeddingInvalid) as error:
                 left_out.append(LeftOut(document_id=document.id, reason=error.message))
@@ -446,7 +447,7 @@ async def search(
 ) -> list[Passage]:
     """The passages that the product gives, with its own minimum unless one is given; keywords alone take no vector."""
     settings = engine.settings.model_copy(update={"rag_max_chunks_per_doc": max_per_document})
-    passages, _ = await retrieve(
+    passages, _, _ = await retrieve(
         question,
         None if mode == "keyword" else vector,
         principal=principal,
@@ -665,7 +666,10 @@ async def examine(examination: Examination) -> Report:
             times_ms.append((time.perf_counter() - started) * 1000)
             if number >= judged:
                 kind = collection.probes[number - judged].kind
-                signals.setdefault(kind, []).append(confidence.answerable(passages))
+                probable = confidence.answerable(
+                    asked[number], passages, embedding_model=examination.engine.embedder.model_id
+                )
+                signals.setdefault(kind, []).append(probable)
             else:
                 results.append(examination.judge(number, passages))
             counter.step()

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from rag.errors import InvalidInput
 
-Action = Literal["CITE", "ROUTE"]
+Action = Literal["CITE", "ROUTE", "DIRECT"]
 Narrowing = Literal["public", "user", "project", "organization", "documents"]
 NARROWINGS: tuple[Narrowing, ...] = ("public", "user", "project", "organization", "documents")
 
@@ -19,6 +19,9 @@ Mode = Literal["hybrid", "vector", "keyword"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Fusion = Literal["rank", "score"]
 FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
+
+SkipReason = Literal["disabled", "no_candidates", "timeout", "unavailable", "refused", "invalid_scores"]
+SKIP_REASONS: tuple[SkipReason, ...] = get_args(SkipReason)
 
 # Full-text parsing of longer questions costs seconds of server time.
 MAX_QUESTION_BYTES = 8 * 1024
@@ -71,6 +74,13 @@ class RAGRequest:
     user_tags: list[str] | None = None
     tenant_id: str | None = None
     chat_history: list[ChatMessage] | None = None
+    """The latest messages, oldest first."""
+    history_summary: str | None = None
+    """Of what came before them, as the caller keeps it."""
+    key_facts: list[str] | None = None
+    """What the conversation has established, most important first."""
+    domain: str | None = None
+    """The key of a domain pack; one that is not installed counts as none."""
     model: str | None = None
     max_context_chunks: int | None = None
     max_context_tokens: int | None = None
@@ -87,6 +97,8 @@ class RAGRequest:
     """The question's vector, when the caller has it: then it is not embedded here."""
     embedding_model: str | None = None
     """The model that made `embedding`: must be the service's own, as vectors of two models do not compare."""
+    direct: bool = False
+    """Let a model decide whether the question needs documents, and answer without any if not (`rag/direct.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +137,75 @@ class Passage:
     duplicate_of: str | None
     mode: str
     recall: str
+    rerank_score: float | None = None
+    """As the reranker gave it; None where none read the passage."""
 
     @property
     def source_id(self) -> str:
         """`{document_id}:{chunk_index}`, the SourceId of spec 001."""
         return f"{self.document_id}:{self.chunk_index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceMetrics:
+    """How the passages of an answer were chosen. Scores are the reranker's own, and None where it did not run."""
+
+    candidate_pool_size: int
+    """Passages that the search found for the reranker to choose from."""
+    returned_count: int
+    truncated: bool
+    """The pool was smaller than wanted, because of what the reranker or a request can take."""
+    reranked: bool
+    reranked_count: int
+    """Passages that have a score; when fewer than were returned, the rest are the search's next best."""
+    model: str | None
+    top_score: float | None
+    mean_score: float | None
+    spread: float | None
+    """Between the best and the worst score that was returned."""
+    skip_reason: SkipReason | None
+    """Why the reranker did not run; None exactly when it did."""
+    rerank_ms: float
+
+
+NOTHING_SEARCHED = ConfidenceMetrics(
+    candidate_pool_size=0,
+    returned_count=0,
+    truncated=False,
+    reranked=False,
+    reranked_count=0,
+    model=None,
+    top_score=None,
+    mean_score=None,
+    spread=None,
+    skip_reason="no_candidates",
+    rerank_ms=0.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantPrompt:
+    """What a tenant tells the model, as its operator set it."""
+
+    prompt: str
+    replaces: bool
+    """Whether it stands instead of our introduction, or follows it."""
+    generation: int
+    """How often it was set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the search gave. Times in milliseconds."""
+
+    passages: list[Passage]
+    dropped: list[Passage]
+    mode: str
+    degraded: list[str]
+    retrieval_ms: float
+    metrics: ConfidenceMetrics = NOTHING_SEARCHED
+    tenant_prompt: TenantPrompt | None = None
+    """As it was when the search ran; None as well when nothing was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,20 +279,22 @@ class RAGResponse:
     """What this answer had to do without, in words; empty when nothing."""
     passages: list[Passage] = field(default_factory=list)
     """The context, best first, with the scores that put it there."""
+    confidence_metrics: ConfidenceMetrics = NOTHING_SEARCHED
+    """How the search's passages were chosen (spec 004); always present."""
 
 
-def check_question(query: str) -> str:
-    """Return the question. Raises InvalidInput when it is empty, too long or no text."""
+def check_question(query: str, *, field: str = "query") -> str:
+    """Return the question. Raises InvalidInput when it is empty, too long or no text; `field` has it."""
     if not query.strip():
-        raise InvalidInput("query must not be empty", field="query")
+        raise InvalidInput(f"{field} must not be empty", field=field)
     try:
         size = len(query.encode())
     except UnicodeEncodeError as error:
-        raise InvalidInput("query contains a lone surrogate, which is no character", field="query") from error
+        raise InvalidInput(f"{field} contains a lone surrogate, which is no character", field=field) from error
     if size > MAX_QUESTION_BYTES:
-        raise InvalidInput(f"query must be at most {MAX_QUESTION_BYTES} bytes", field="query")
+        raise InvalidInput(f"{field} must be at most {MAX_QUESTION_BYTES} bytes", field=field)
     if "\0" in query:
-        raise InvalidInput("query contains a NUL character", field="query")
+        raise InvalidInput(f"{field} contains a NUL character", field=field)
     return query
 
 

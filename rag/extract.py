@@ -8,17 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rag.confidence import key_terms
+from rag.confidence import MIN_STEM_LENGTH, key_terms, same_word
+from rag.disarm import unlabelled
 from rag.exchange import Passage
-from rag.prompt import INSUFFICIENT_CONTEXT, neutral
+from rag.prompt import INSUFFICIENT_CONTEXT
 
 MAX_SENTENCES = 3
 MAX_SENTENCE_LENGTH = 600
 MIN_SENTENCE_WORDS = 3
-# Words count as the same from five common letters on, when they differ by no more than three at the
-# end: enough for plurals and case endings in the languages that have them.
-MIN_STEM_LENGTH = 5
-MAX_ENDING_LENGTH = 3
 # A further sentence must carry at least this part of the best one's weight.
 FOLLOW_UP_SHARE = 0.6
 ENDINGS = (".", "!", "?", "。", "！", "？", "…")
@@ -84,12 +81,12 @@ def sentences(question: str, sources: Mapping[str, Passage]) -> list[str]:
     wanted = key_terms(question, languages)
     candidates = list(_sentences(sources, languages))
     frequency = Counter(
-        term for sentence in candidates for term in wanted if any(_same(term, word) for word in sentence.terms)
+        term for sentence in candidates for term in wanted if any(same_word(term, word) for word in sentence.terms)
     )
     weights = {term: math.log(1 + len(candidates) / frequency[term]) for term in wanted if frequency[term]}
 
     def found(sentence: _Sentence) -> set[str]:
-        return {term for term in weights if any(_same(term, word) for word in sentence.terms)}
+        return {term for term in weights if any(same_word(term, word) for word in sentence.terms)}
 
     def weight(sentence: _Sentence) -> float:
         # Long sentences find more words; the root keeps them from winning by length alone.
@@ -116,7 +113,7 @@ def _sentences(sources: Mapping[str, Passage], languages: set[str | None]) -> It
         # A passage that is all code still has something to say.
         pieces = list(_split(prose)) or list(_split(_FENCE_LINE.sub("", passage.text)))
         for place, piece in enumerate(pieces):
-            text = neutral(piece)
+            text = unlabelled(piece)
             yield _Sentence(alias=alias, place=place, text=text, terms=frozenset(key_terms(text, languages)), rank=rank)
 
 
@@ -150,14 +147,3 @@ def _unmarked(text: str) -> str:
 
     # Twice, for bold inside italics; code comes last, since nothing in it is markup.
     return _EMPHASIS.sub(inside, _EMPHASIS.sub(inside, text)).replace("`", "")
-
-
-def _same(first: str, second: str) -> bool:
-    if first == second:
-        return True
-    common = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        common += 1
-    return common >= MIN_STEM_LENGTH and max(len(first), len(second)) - common <= MAX_ENDING_LENGTH

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import re
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
 from rag import chunk, language, parse, store
-from rag.chunk import Chunk
+from rag.chunk import Strategy
 from rag.database import Database
 from rag.embed import Embedder
 from rag.errors import InvalidInput, SourceOvertaken
 from rag.parse import ParsedDocument
 from rag.principal import Principal, check_name
-from rag.store import Destination, Known
+from rag.store import Destination, Former, Known
 
 # Part of every source_hash: raise it when parsing or cutting changes, so that documents are made anew.
 RECIPE = "1"
@@ -31,7 +33,28 @@ ATTEMPTS = 3
 MAX_METADATA_BYTES = 64 * 1024
 MAX_METADATA_DEPTH = 16
 
+# Spec 002, table of strategies: "Summaries only, not raw messages".
+RAW_SOURCE_TYPES = frozenset({"conversation", "conversations"})
+
+# Texts that are embedded at once: their vectors are numbers of Python's, 16 KB each, until they are packed.
+EMBEDDED_AT_ONCE = 512
+# As rag_tombstones counts.
+MAX_GENERATION = 1_000_000_000
+
 Status = Literal["created", "updated", "moved", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which synchronised source a document is of, and where it stands in it. Stored in the metadata.
+
+    `version`, such as a commit, is the one with which this text came in. It says nothing of whether the text
+    changed: a hundred commits that leave a file alone leave its document alone.
+    """
+
+    source: str
+    path: str
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +62,8 @@ class Source:
     """A document as it arrives: bytes of a file, or text.
 
     `name` tells the format by its suffix; `source_id` identifies the source within its owner, so
-    that the next version replaces this one. None for `title` and `language` = what the document says.
+    that the next version replaces this one. None for `title` and `language` = what the document says;
+    `encoding` is of bytes that are text and do not say it themselves.
     """
 
     name: str
@@ -56,6 +80,10 @@ class Source:
     task_id: str | None = None
     verified: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    encoding: str | None = None
+    origin: Origin | None = None
+    generation: int | None = None
+    """Above that of an invalidation: this content is newer, and goes in although the source is retracted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,34 +105,53 @@ async def ingest(
     database: Database,
     embedder: Embedder,
     max_bytes: int,
+    chunking: Strategy = "rules",
+    former: tuple[str, str] | None = None,
+    force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ingested:
     """Make a source searchable; the same source again replaces it, and unchanged costs nothing.
 
+    `former` is the source type and the id under which the document was known before its source was renamed: it
+    keeps its id and its embeddings. With `force`, what is stored is written anew where it is not as it should be.
+
     `progress(done, total)` is called as chunks are embedded. Raises InvalidInput and its kin for
-    what cannot be read, ScopeForbidden, SourceRetracted, EmbeddingError, DatabaseError; in each
-    case nothing of the document is stored, and what was there stays.
+    what cannot be read, ScopeForbidden, SourceInvalidated, SourceRetracted, EmbeddingError, DatabaseError;
+    in each case nothing of the document is stored, and what was there stays.
     """
     check_source(source)
-    source_type = source.source_type or parse.source_type_of(source.name)
-    digest = _digest(source, source_type, embedder)
+    source_type = source_type_of(source)
+    digest = digest_of(source, embedder, chunking=chunking)
     for attempt in range(1, ATTEMPTS + 1):
         known = await store.look_up(
-            database, principal, destination, source_type=source_type, source_id=source.source_id
+            database,
+            principal,
+            destination,
+            source_type=source_type,
+            source_id=source.source_id,
+            provenance_id=source.provenance_id,
+            generation=source.generation,
         )
-        if known.document_id is not None and known.source_hash == digest and not (known.moves or known.surplus):
+        settled = known.document_id is not None and known.source_hash == digest
+        if settled and not (known.moves or known.surplus or force):
+            assert known.document_id is not None
             return Ingested(document_id=known.document_id, status="unchanged", chunks=0, embedded=0, tokens=0)
+        before = None
+        if former is not None and known.document_id is None:
+            before = await _look_up_former(database, principal, destination, former, source)
         try:
             return await _replace(
                 source,
                 source_type,
                 digest,
                 known,
+                before,
                 principal=principal,
                 destination=destination,
                 database=database,
                 embedder=embedder,
                 max_bytes=max_bytes,
+                chunking=chunking,
                 progress=progress,
             )
         except SourceOvertaken:
@@ -113,26 +160,56 @@ async def ingest(
     raise AssertionError("unreachable")
 
 
+async def _look_up_former(
+    database: Database, principal: Principal, destination: Destination, former: tuple[str, str], source: Source
+) -> Former | None:
+    source_type, source_id = former
+    known = await store.look_up(
+        database,
+        principal,
+        destination,
+        source_type=source_type,
+        source_id=source_id,
+        provenance_id=source.provenance_id,
+        generation=source.generation,
+    )
+    if known.document_id is None:
+        return None
+    return Former(source_type=source_type, source_id=source_id, known=known)
+
+
 async def _replace(
     source: Source,
     source_type: str,
     digest: str,
     known: Known,
+    former: Former | None,
     *,
     principal: Principal,
     destination: Destination,
     database: Database,
     embedder: Embedder,
     max_bytes: int,
+    chunking: Strategy,
     progress: Callable[[int, int], None] | None,
 ) -> Ingested:
     # In a thread: a book takes seconds to read and cut, and other requests must not wait for it.
-    parsed, chunks = await asyncio.to_thread(_cut, source, source_type, embedder, max_bytes)
+    parsed = await asyncio.to_thread(_read, source, source_type, max_bytes)
+    kinship = await _kinship(parsed, embedder) if chunking == "semantic" else []
+    chunks = await asyncio.to_thread(
+        chunk.split,
+        parsed,
+        limit_tokens=embedder.max_input_tokens,
+        count=embedder.count_tokens,
+        strategy=chunking,
+        kinship=kinship,
+    )
 
-    embeddings = await store.kept_embeddings(
+    embeddings: dict[str, str | array[float]] = {}
+    embeddings |= await store.kept_embeddings(
         database,
         principal,
-        known,
+        known if former is None else former.known,
         chunk_hashes=[piece.hash for piece in chunks],
         embedding_model=embedder.model_id,
     )
@@ -145,8 +222,11 @@ async def _replace(
         if progress is not None:
             progress(done, len(fresh))
 
-    vectors = await embedder.embed(list(fresh.values()), purpose="document", progress=report)
-    embeddings |= {key: store.halfvec(vector) for key, vector in zip(fresh, vectors, strict=True)}
+    keys, texts = list(fresh), list(fresh.values())
+    for start in range(0, max(1, len(keys)), EMBEDDED_AT_ONCE):
+        end = start + EMBEDDED_AT_ONCE
+        vectors = await embedder.embed(texts[start:end], purpose="document", progress=report)
+        embeddings |= {key: array("f", vector) for key, vector in zip(keys[start:end], vectors, strict=True)}
 
     document_id = await store.replace(
         database,
@@ -167,35 +247,65 @@ async def _replace(
             provenance_id=source.provenance_id,
             task_id=source.task_id,
             verified=source.verified,
-            metadata={**parsed.metadata, **source.metadata},
+            metadata={**parsed.metadata, **source.metadata, **_origin(source)},
         ),
         chunks,
         embeddings,
+        former=former,
         embedding_model=embedder.model_id,
         token_counter=embedder.token_counter,
+        generation=source.generation,
     )
     return Ingested(
         document_id=document_id,
-        status="moved" if known.moves else "created" if known.document_id is None else "updated",
+        status="moved" if known.moves or former else "created" if known.document_id is None else "updated",
         chunks=len(chunks),
         embedded=len(fresh),
         tokens=sum(piece.token_count for piece in chunks),
     )
 
 
-def _cut(source: Source, source_type: str, embedder: Embedder, max_bytes: int) -> tuple[ParsedDocument, list[Chunk]]:
-    """Parse and chunk a source; its language is the caller's word, else the document's own, else detected."""
+def _read(source: Source, source_type: str, max_bytes: int) -> ParsedDocument:
+    """Parse a source; its language is the caller's word, else the document's own, else detected."""
     if isinstance(source.content, str):
         parsed = parse.parse_text(source.content, name=source.name, source_type=source_type, max_bytes=max_bytes)
     else:
-        parsed = parse.parse(source.content, name=source.name, source_type=source_type, max_bytes=max_bytes)
-    parsed = replace(
+        parsed = parse.parse(
+            source.content,
+            name=source.name,
+            source_type=source_type,
+            max_bytes=max_bytes,
+            encoding=source.encoding,
+        )
+    return replace(
         parsed,
         # Before the cut: the title is a part of what is embedded and searched.
         title=source.title or parsed.title,
         language=source.language or _primary(parsed.language) or language.detect(parsed.body),
     )
-    return parsed, chunk.split(parsed, limit_tokens=embedder.max_input_tokens, count=embedder.count_tokens)
+
+
+async def _kinship(parsed: ParsedDocument, embedder: Embedder) -> list[float]:
+    """The cosine of each unit and the next one."""
+    texts = await asyncio.to_thread(
+        chunk.units, parsed, limit_tokens=embedder.max_input_tokens, count=embedder.count_tokens
+    )
+    kinship: list[float] = []
+    last: Sequence[float] | None = None
+    for start in range(0, len(texts), EMBEDDED_AT_ONCE):
+        for vector in await embedder.embed(texts[start : start + EMBEDDED_AT_ONCE], purpose="document"):
+            if last is not None:
+                kinship.append(sum(map(operator.mul, last, vector)))
+            last = vector
+    return kinship
+
+
+def _origin(source: Source) -> dict[str, Any]:
+    """What a synchronisation will want to know of the document; a key of the metadata that is ours."""
+    if source.origin is None:
+        return {}
+    origin = {"source": source.origin.source, "path": source.origin.path, "sha256": content_digest(source.content)}
+    return {"origin": origin | ({} if source.origin.version is None else {"version": source.origin.version})}
 
 
 def _primary(tag: str | None) -> str | None:
@@ -205,7 +315,7 @@ def _primary(tag: str | None) -> str | None:
 
 
 def check_source(source: Source) -> None:
-    """Raise InvalidInput, naming the field, for what no column would take."""
+    """Raise InvalidInput, naming the field, for what no column would take, and for raw conversations."""
     if not source.source_id or len(source.source_id.encode("utf-8", "replace")) > 512:
         raise InvalidInput("source_id must be 1 to 512 bytes", field="source_id")
     check_name(source.source_id, field="source_id", max_length=512)
@@ -221,6 +331,14 @@ def check_source(source: Source) -> None:
         value = getattr(source, name)
         if value is not None:
             check_name(value, field=name, max_length=limit)
+    if source.source_type in RAW_SOURCE_TYPES:
+        raise InvalidInput(
+            "conversations are ingested as summaries: use source_type conversation_summary", field="source_type"
+        )
+    if source.encoding is not None:
+        parse.check_encoding(source.encoding)
+    if source.generation is not None and not 1 <= source.generation <= MAX_GENERATION:
+        raise InvalidInput(f"generation must be a whole number from 1 to {MAX_GENERATION}", field="generation")
     if source.language is not None and not re.fullmatch(r"[a-z]{2}", source.language):
         raise InvalidInput("language must be an ISO 639-1 code of two letters, such as en", field="language")
     check_metadata(source.metadata)
@@ -255,30 +373,45 @@ def _check_value(value: Any, *, depth: int) -> None:
         raise InvalidInput("metadata must not contain NUL or lone surrogates", field="metadata")
 
 
-def _digest(source: Source, source_type: str, embedder: Embedder) -> str:
+def source_type_of(source: Source) -> str:
+    """The caller's word, else what the name tells."""
+    return source.source_type or parse.source_type_of(source.name)
+
+
+def content_digest(content: bytes | str) -> str:
+    """SHA-256 of what a source holds, hexadecimal."""
+    return store.sha256(_bytes(content))
+
+
+def _bytes(content: bytes | str) -> bytes:
+    # A lone surrogate is refused by the parser, with the place where it stands.
+    return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+
+
+def digest_of(source: Source, embedder: Embedder, *, chunking: Strategy = "rules") -> str:
     """Everything that decides what is stored; equal means that there is nothing to do."""
-    content = source.content
-    if isinstance(content, str):
-        # A lone surrogate is refused by the parser, with the place where it stands.
-        content = content.encode("utf-8", "surrogatepass")
-    described = json.dumps(
-        [
-            RECIPE,
-            embedder.model_id,
-            embedder.max_input_tokens,
-            embedder.token_counter,
-            source_type,
-            source.name,
-            source.source_uri,
-            source.title,
-            source.language,
-            source.domain,
-            source.doc_type,
-            source.provenance_id,
-            source.task_id,
-            source.verified,
-            source.metadata,
-        ],
-        sort_keys=True,
-    )
-    return store.sha256(content, described)
+    described = [
+        RECIPE,
+        embedder.model_id,
+        embedder.max_input_tokens,
+        embedder.token_counter,
+        source_type_of(source),
+        source.name,
+        source.source_uri,
+        source.title,
+        source.language,
+        source.domain,
+        source.doc_type,
+        source.provenance_id,
+        source.task_id,
+        source.verified,
+        source.metadata,
+    ]
+    # Only where they say something: what was stored before they were there stays as it is.
+    if chunking != "rules":
+        described.append({"chunking": chunking})
+    if source.encoding is not None:
+        described.append({"encoding": source.encoding})
+    if source.origin is not None:
+        described.append({"source": source.origin.source, "path": source.origin.path})
+    return store.sha256(_bytes(source.content), json.dumps(described, sort_keys=True))

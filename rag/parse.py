@@ -30,7 +30,7 @@ from pypdf.errors import DependencyError, FileNotDecryptedError, LimitReachedErr
 from rag.errors import DocumentTooLarge, EmptyDocument, InvalidInput, UnreadableDocument, UnsupportedFormat
 from rag.principal import check_name
 
-Format = Literal["markdown", "text", "yaml", "pdf"]
+Format = Literal["markdown", "text", "yaml", "pdf", "html", "csv", "docx", "xlsx", "epub"]
 Kind = Literal["text", "heading", "code", "table", "list"]
 Scalar = str | int | float | bool
 
@@ -43,6 +43,39 @@ SUFFIXES: dict[str, Format] = {
     ".yaml": "yaml",
     ".yml": "yaml",
     ".pdf": "pdf",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".docx": "docx",
+    ".xlsx": "xlsx",
+    ".epub": "epub",
+}
+# Formats that are text, and those that are packed or binary.
+TEXT_FORMATS = frozenset({"markdown", "text", "yaml", "html", "csv"})
+# What many people will try, and what to do instead.
+_INSTEAD = {
+    ".pptx": "save it as PDF",
+    ".ppt": "save it as PDF",
+    ".doc": "save it as .docx",
+    ".xls": "save it as .xlsx",
+    ".odt": "save it as .docx",
+    ".ods": "save it as .xlsx",
+    ".odp": "save it as PDF",
+    ".rtf": "save it as .docx",
+}
+# First bytes that no text begins with; a name may say what it likes.
+_MAGIC = {
+    b"%PDF-": "a PDF file",
+    b"PK\x03\x04": "a ZIP archive, such as an Office file",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old or encrypted Office file",
+    b"\x89PNG\r\n": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"GIF8": "a picture",
+    b"\x1f\x8b": "a gzip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive",
+    b"\x7fELF": "a program",
 }
 
 # Metadata of a document is at most 64 KiB.
@@ -126,40 +159,71 @@ class ParsedDocument:
     metadata: dict[str, Scalar] = field(default_factory=dict)
 
 
-def parse(data: bytes, *, name: str, source_type: str | None = None, max_bytes: int) -> ParsedDocument:
+def parse(
+    data: bytes, *, name: str, source_type: str | None = None, max_bytes: int, encoding: str | None = None
+) -> ParsedDocument:
     """Read a file whose format follows from the suffix of `name`; messages name it by that name alone.
 
-    Raises UnsupportedFormat, DocumentTooLarge, EmptyDocument, UnreadableDocument (encrypted, broken, not
-    text), or InvalidInput for a name or a source type that can be none.
+    `encoding` is of text that is neither UTF-8 nor marked; an HTML page may name its own. Raises
+    UnsupportedFormat, DocumentTooLarge, EmptyDocument, UnreadableDocument (encrypted, broken, not text), or
+    InvalidInput for a name, a source type or an encoding that can be none.
     """
     name = _checked_name(name)
-    file_format = SUFFIXES.get(_path(name).suffix.lower())
-    if file_format is None:
-        suffix = _path(name).suffix or "no suffix"
-        raise UnsupportedFormat(f"{name}: {suffix} is not accepted; accepted are {', '.join(SUFFIXES)}")
+    file_format = format_of(name)
     _refuse_size(len(data), name, max_bytes)
     if not data.strip():
         raise EmptyDocument(f"{name} has no text")
     source_type = _checked_source_type(source_type) or source_type_of(name)
     if file_format == "pdf":
         return _pdf(data, name, source_type, max_bytes)
-    return _text(_decode(data, name), name, source_type, file_format)
+    if file_format == "docx":
+        from rag.read_docx import read_docx
+
+        return read_docx(data, name, source_type, max_bytes)
+    if file_format == "xlsx":
+        from rag.read_table import read_xlsx
+
+        return read_xlsx(data, name, source_type, max_bytes)
+    if file_format == "epub":
+        from rag.read_epub import read_epub
+
+        return read_epub(data, name, source_type, max_bytes)
+    for magic, what in _MAGIC.items():
+        if data.startswith(magic):
+            raise UnreadableDocument(f"{name} is {what} by its content, and no {_path(name).suffix} file")
+    if file_format == "html" and encoding is None:
+        encoding = _declared_encoding(data)
+    return _text(_decode(data, name, encoding), name, source_type, file_format, max_bytes=max_bytes)
+
+
+def format_of(name: str) -> Format:
+    """The format that the suffix of a name stands for. Raises UnsupportedFormat."""
+    suffix = _path(name).suffix
+    file_format = SUFFIXES.get(suffix.lower())
+    if file_format is None:
+        instead = _INSTEAD.get(suffix.lower())
+        hint = f"; {instead}" if instead else f"; accepted are {', '.join(SUFFIXES)}"
+        raise UnsupportedFormat(f"{name}: {suffix or 'no suffix'} is not accepted{hint}")
+    return file_format
 
 
 def parse_text(text: str, *, name: str, source_type: str | None = None, max_bytes: int) -> ParsedDocument:
     """Read text that is a string already, such as the `content` of a request.
 
     A name without a suffix of ours is Markdown, unless the source type says `text`, `pdf`, `yaml` or
-    `project_spec`; what comes as text under the name of a PDF is plain text. `max_bytes` counts the text
-    as UTF-8. Errors are those of `parse`, with the field.
+    `project_spec`; what comes as text under the name of a PDF or an Office file is plain text. `max_bytes`
+    counts the text as UTF-8. Errors are those of `parse`, with the field.
     """
     name = _checked_name(name)
     source_type = _checked_source_type(source_type)
     by_suffix = SUFFIXES.get(_path(name).suffix.lower())
     text_format = by_suffix or _FORMAT_OF_TYPE.get(source_type or "", "markdown")
+    if text_format not in TEXT_FORMATS:
+        text_format = "text"
     _refuse_unstorable(text, name, field="content")
     _refuse_size(len(text.encode()), name, max_bytes, field="content")
-    return _text(text, name, source_type or source_type_of(name), text_format, field="content")
+    kind = source_type or source_type_of(name)
+    return _text(text, name, kind, text_format, field="content", max_bytes=max_bytes)
 
 
 def source_type_of(name: str) -> str:
@@ -193,7 +257,14 @@ def source_type_of(name: str) -> str:
     return SUFFIXES.get(path.suffix.lower(), "markdown")
 
 
-_FORMAT_OF_TYPE: dict[str, Format] = {"text": "text", "pdf": "text", "yaml": "yaml", "project_spec": "yaml"}
+_FORMAT_OF_TYPE: dict[str, Format] = {
+    "text": "text",
+    "pdf": "text",
+    "yaml": "yaml",
+    "project_spec": "yaml",
+    "html": "html",
+    "csv": "csv",
+}
 _TYPE_OF_WORD = {"incident": "incident", "postmortem": "incident", "runbook": "runbook"}
 _TYPE_OF_DIRECTORY = {
     "adr": "adr",
@@ -213,12 +284,22 @@ _TYPE_OF_DIRECTORY = {
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _text(text: str, name: str, source_type: str, text_format: Format, *, field: str | None = None) -> ParsedDocument:
+def _text(
+    text: str, name: str, source_type: str, text_format: Format, *, max_bytes: int, field: str | None = None
+) -> ParsedDocument:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise EmptyDocument(f"{name} has no text", field=field)
     if text_format == "markdown":
         return _markdown(text, name, source_type, field)
+    if text_format == "html":
+        from rag.read_html import read_html
+
+        return read_html(text, name, source_type, max_bytes, field=field)
+    if text_format == "csv":
+        from rag.read_table import read_csv
+
+        return read_csv(text, name, source_type, max_bytes, field=field)
     kind: Kind = "code" if text_format == "yaml" else "text"
     title = _yaml_title(text) if text_format == "yaml" else None
     return ParsedDocument(
@@ -229,19 +310,62 @@ def _text(text: str, name: str, source_type: str, text_format: Format, *, field:
     )
 
 
-def _decode(data: bytes, name: str) -> str:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding, offset = "utf-16", 0
-    else:
-        encoding, offset = "utf-8", len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+def _decode(data: bytes, name: str, encoding: str | None = None) -> str:
+    """The text; a mark at its beginning counts before `encoding`, and nothing is ever guessed.
+
+    A wrong guess would be stored, and found by nobody.
+    """
+    offset = 0
+    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        encoding = "utf-32"
+    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif data.startswith(codecs.BOM_UTF8):
+        encoding, offset = "utf-8", len(codecs.BOM_UTF8)
+    encoding = check_encoding(encoding) if encoding else "utf-8"
     try:
         text = data[offset:].decode(encoding)
     except UnicodeDecodeError as error:
+        # Of every second byte a zero: the likes of Notepad wrote it before they marked what they wrote.
+        zeros = data[:1024].count(0)
+        advice = "; it may be UTF-16 without a mark" if zeros > len(data[:1024]) // 4 else ""
         raise UnreadableDocument(
-            f"{name} is not {encoding.upper()} text: byte {offset + error.start} cannot be decoded"
+            f"{name} is not {encoding.upper()} text: byte {offset + error.start} cannot be decoded{advice}"
         ) from None
     _refuse_unstorable(text, name)
     return text
+
+
+# Those of text; Python also has codecs of another kind, such as zlib and rot13.
+_ENCODING = re.compile(
+    r"utf-?(8|16|32)([-_]?[bl]e)?|ascii|us-ascii|latin-?1|iso-?8859-?\d{1,2}|l[1-9]|windows-\d{3,4}|cp\d{3,4}|koi8-?[rut]"
+    r"|gb(k|2312|18030)|big5(-?hkscs)?|euc-?(jp|kr)|shift[-_]?jis|sjis|ms_?kanji|johab|tis-?620|mac-?roman",
+    re.IGNORECASE,
+)
+
+
+def check_encoding(encoding: str) -> str:
+    """The name as it came. Raises InvalidInput for one that is no encoding of text."""
+    try:
+        if not _ENCODING.fullmatch(encoding):
+            raise LookupError(encoding)
+        codecs.lookup(encoding)
+    except LookupError:
+        raise InvalidInput("encoding must be one of text, such as cp1252 or shift_jis", field="encoding") from None
+    return encoding
+
+
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE)
+_XML_ENCODING = re.compile(rb"""^\s*<\?xml[^>]{0,100}?encoding\s*=\s*["']([A-Za-z0-9_.:-]{2,40})""")
+
+
+def _declared_encoding(page: bytes) -> str | None:
+    """What a page says of itself; the names as browsers take them: what calls itself Latin-1 is cp1252."""
+    found = _XML_ENCODING.search(page[:256]) or _CHARSET.search(page[:4096])
+    name = found[1].decode("ascii").lower() if found else None
+    if name is None or not _ENCODING.fullmatch(name) or name.startswith("utf"):
+        return None
+    return "cp1252" if name in ("ascii", "us-ascii", "latin1", "latin-1", "iso-8859-1", "iso8859-1", "l1") else name
 
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -292,6 +416,80 @@ def _title_of(name: str) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MAX_TITLE_CHARACTERS else line[: MAX_TITLE_CHARACTERS - 1].rstrip() + "…"
+
+
+class Draft:
+    """Puts a body together block by block, for formats whose text is not one string already.
+
+    Raises DocumentTooLarge as soon as the body has more than `max_bytes` of UTF-8.
+    """
+
+    def __init__(self, name: str, max_bytes: int, *, field: str | None = None) -> None:
+        self._name = name
+        self._max_bytes = max_bytes
+        self._field = field
+        self._parts: list[str] = []
+        self._length = 0
+        self._size = 0
+        self._headings: list[tuple[int, str]] = []
+        self.blocks: list[Block] = []
+        self.first_heading: str | None = None
+
+    def add(self, text: str, kind: Kind = "text", *, level: int = 0, tight: bool = False) -> None:
+        """Add a block below the present headings; `tight` without a blank line before it.
+
+        A heading has a level from 1 to 6. Line ends become LF, and white space around the text goes.
+        """
+        text = _UNSTORABLE.sub("\ufffd", text).replace("\r\n", "\n").replace("\r", "\n").strip("\n").rstrip()
+        if not text.strip():
+            return
+        if kind == "heading":
+            heading = _one_line(text)
+            text = " ".join(text.split())
+            while self._headings and self._headings[-1][0] >= level:
+                self._headings.pop()
+            self._headings.append((level, heading))
+            if self.first_heading is None and level == 1:
+                self.first_heading = heading
+        separator = ("\n" if tight else "\n\n") if self._parts else ""
+        self._size += len(text.encode()) + len(separator)
+        _refuse_size(self._size, f"the text of {self._name}", self._max_bytes, field=self._field)
+        self._parts += (separator, text)
+        start = self._length + len(separator)
+        self._length = start + len(text)
+        path = tuple(heading for _, heading in self._headings)
+        last = self.blocks[-1] if self.blocks else None
+        joins = (
+            last is not None
+            and len(self.blocks) >= MAX_PARAGRAPHS
+            and (last.kind, last.path) == (kind, path)
+            and last.end - last.start < JOINED_PARAGRAPH_CHARACTERS
+        )
+        if joins and last is not None:
+            self.blocks[-1] = Block(start=last.start, end=self._length, kind=kind, path=path, level=level)
+        else:
+            self.blocks.append(Block(start=start, end=self._length, kind=kind, path=path, level=level))
+
+    def document(
+        self,
+        source_type: str,
+        *,
+        title: str | None = None,
+        language: str | None = None,
+        metadata: dict[str, Scalar] | None = None,
+    ) -> ParsedDocument:
+        """What was added, under `title`, else the first heading of level 1, else the name. Raises EmptyDocument."""
+        if not self.blocks:
+            raise EmptyDocument(f"{self._name} has no text", field=self._field)
+        title = _one_line(_UNSTORABLE.sub("", title or ""))
+        return ParsedDocument(
+            title=title or self.first_heading or _title_of(self._name),
+            body="".join(self._parts),
+            source_type=source_type,
+            blocks=tuple(self.blocks),
+            language=language,
+            metadata=metadata or {},
+        )
 
 
 def _paragraphs(body: str, start: int, end: int, *, kind: Kind, page_number: int | None = None) -> Iterator[Block]:

@@ -9,7 +9,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from rag.database import Database
-from rag.exchange import Filters, Fusion, Mode, Narrowing, Passage, Stage
+from rag.exchange import Filters, Fusion, Mode, Narrowing, Passage, Stage, TenantPrompt
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import halfvec
@@ -33,8 +33,10 @@ async def retrieve(
     mode: Mode = "hybrid",
     fusion: Fusion = "rank",
     filters: Filters | None = None,
-) -> tuple[list[Passage], str]:
-    """The passages that the principal may read, best first, and the arms that ran; keywords alone without a `vector`.
+) -> tuple[list[Passage], str, TenantPrompt | None]:
+    """The passages that the principal may read, best first, the arms that ran, and what the tenant tells the model.
+
+    Keywords alone without a `vector`.
 
     `min_similarity` is a cosine; None is what was calibrated for the tenant, and `model_min_similarity` where
     nothing was. With `include_dropped` the candidates that did not make it follow, without rank. The arms are
@@ -69,10 +71,11 @@ async def retrieve(
                 "updated_from": filters.updated_from,
                 "updated_before": filters.updated_before,
                 "only_metadata": None if filters.metadata is None else Jsonb(dict(filters.metadata)),
+                "feedback_boost": settings.rag_feedback_boost,
             },
         )
         if rows:
-            return [_passage(row) for row in rows], rows[0]["mode"]
+            return [_passage(row) for row in rows], rows[0]["mode"], _tenant_prompt(rows[0])
         empty = await session.row(
             "search_mode",
             {
@@ -82,7 +85,7 @@ async def retrieve(
             },
         )
         assert empty is not None
-        return [], empty["mode"]
+        return [], empty["mode"], None
 
 
 async def explain(
@@ -126,6 +129,7 @@ async def explain(
                 "duplicate_candidates": settings.rag_dedup_candidates_cap,
                 "arms": mode,
                 "fusion": fusion,
+                "feedback_boost": settings.rag_feedback_boost,
             },
         )
     return [Stage(**row) for row in rows]
@@ -133,6 +137,16 @@ async def explain(
 
 def _listed(values: Sequence[str] | None) -> list[str] | None:
     return None if values is None else list(values)
+
+
+def _tenant_prompt(row: dict[str, Any]) -> TenantPrompt | None:
+    if row["tenant_prompt"] is None:
+        return None
+    return TenantPrompt(
+        prompt=row["tenant_prompt"],
+        replaces=row["tenant_prompt_replaces"],
+        generation=row["tenant_prompt_generation"],
+    )
 
 
 def _passage(row: dict[str, Any]) -> Passage:

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rag.events import Done, Event, Retracted, Token
 from rag.exchange import Passage, RAGResponse, Stage
 
 out = Console(highlight=False, soft_wrap=True)
@@ -48,6 +49,10 @@ class Counter:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, note=shown(text[-48:]))
 
+    def told(self, text: str, done: int, total: int) -> None:
+        """How far it has got with that."""
+        self.note(f"{text} {done}/{total}")
+
     def step(self) -> None:
         self._done += 1
         if self._progress is not None and self._task is not None:
@@ -75,17 +80,45 @@ def counting(total: int, what: str) -> Iterator[Counter]:
         yield Counter(progress, total, what)
 
 
+class Watching:
+    """What `rag.sync.Watcher` asks for: one counter after the other, each for so many things of one kind."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._counter: Counter | None = None
+
+    def start(self, total: int, what: str) -> None:
+        self._stack.close()
+        self._counter = self._stack.enter_context(counting(total, what)) if total else None
+
+    def note(self, text: str) -> None:
+        if self._counter is not None:
+            self._counter.note(text)
+
+    def step(self) -> None:
+        if self._counter is not None:
+            self._counter.step()
+
+
+@contextmanager
+def watching() -> Iterator[Watching]:
+    """Counters for a work of several kinds; none is left on the screen at the end."""
+    with ExitStack() as stack:
+        yield Watching(stack)
+
+
 def as_json(response: RAGResponse) -> str:
     """A RAGResponse as one JSON object; ids and times as strings."""
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, UUID):
-            return str(value)
-        if isinstance(value, datetime):
-            return value.isoformat()
-        raise TypeError(type(value).__name__)
+    return json.dumps(dataclasses.asdict(response), default=_plain, ensure_ascii=False)
 
-    return json.dumps(dataclasses.asdict(response), default=plain, ensure_ascii=False)
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(type(value).__name__)
 
 
 def print_json(text: str) -> None:
@@ -102,6 +135,11 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
         whom = response.route_to.owner_email or response.route_to.tag
         out.print(f"{indent}[yellow]{shown(response.route_to.reason)}: better ask {shown(whom)}[/yellow]")
     out.print(f"{indent}{shown(answer)}")
+    print_sources(response, indent=indent)
+
+
+def print_sources(response: RAGResponse, *, indent: str = "") -> None:
+    """Print what an answer rests on."""
     for number, citation in enumerate(response.citations, start=1):
         place = _place(citation.document_name, citation.section, citation.page_number)
         stale = " [yellow](changed since)[/yellow]" if citation.stale else ""
@@ -115,6 +153,19 @@ def print_answer(response: RAGResponse, *, indent: str = "") -> None:
     )
     for note in response.degraded:
         out.print(f"{indent}  [yellow]note:[/yellow] {shown(note)}")
+
+
+def print_event(event: Event, *, as_json: bool) -> None:
+    """Print what is told of an answer that is being written: its text at once, its sources at the end."""
+    if as_json:
+        print_json(json.dumps({"event": event.name} | dataclasses.asdict(event), default=_plain, ensure_ascii=False))
+    elif isinstance(event, Token):
+        out.print(shown(event.text), end="", soft_wrap=True)
+    elif isinstance(event, Retracted):
+        out.print(f"\n[yellow]no longer said:[/yellow] {shown(event.reason)}\n{shown(event.text)}", end="")
+    elif isinstance(event, Done):
+        out.print("\n")
+        print_sources(event.response)
 
 
 def print_passages(found: Sequence[Passage], dropped: Sequence[Passage]) -> None:

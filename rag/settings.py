@@ -104,6 +104,10 @@ class Settings(BaseSettings):
     response that is what an Ollama can serve before they time out."""
     rag_confidence_threshold: Annotated[int, Field(ge=0, le=100)] = 60
     rag_admin_email: str = "admin@company.com"
+    rag_expose_owner_email: bool = True
+    """Name the address of a tag's owner to askers who hold the tag; otherwise their user id alone."""
+    rag_allow_direct: bool = False
+    """Requests may ask for answers from no document, where a model finds that none is needed (spec 000)."""
 
     # Token budget (spec 001).
     rag_max_context_tokens: Annotated[int, Field(ge=1)] = 3000
@@ -123,11 +127,42 @@ class Settings(BaseSettings):
     rag_dedup_candidates_cap: Annotated[int, Field(ge=1, le=100)] = 15
     rag_metadata_filter_keys: frozenset[str] = frozenset()
     """Top-level keys of a document's metadata that a question may filter by; a JSON list."""
+    rag_feedback_boost: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """By what share of its score the feedback of readers lifts or lowers a document at most. 0 = it does not count;
+    what it is worth: bench/results/feedback.md."""
     rag_chunk_overlap_threshold: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+    # Domain packs (spec 004).
+    rag_domain_packs_dir: Path | None = None
+    """A folder of YAML files, one a pack: prompts and words for a field of work (docs/answers.md)."""
+
+    # Reranking (spec 004): a second look at the best of the search, by a cross-encoder.
+    rag_rerank_provider: Literal["none", "local", "http"] = "none"
+    """`local` runs one in this process (the extra `rerank`), `http` asks a server, which gets the passages' text."""
+    rag_rerank_model: str | None = None
+    """A folder or a name on the model hub; None = cross-encoder/ms-marco-MiniLM-L6-v2. With `http` what it asks for."""
+    rag_rerank_url: Annotated[str, Field(min_length=1)] | None = None
+    """The whole address that is posted to, such as http://localhost:8080/rerank."""
+    rag_rerank_shape: Literal["tei", "cohere"] = "tei"
+    """The body: of text-embeddings-inference, or of Cohere, Jina, vLLM and others."""
+    rag_rerank_api_key: SecretStr | None = None
+    rag_rerank_max_candidates: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Passages that it takes at once; None = 32, or 100 of the shape `cohere`."""
+    rag_rerank_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Then the answer is written from the order of the search, and says so."""
 
     # Ingestion.
     rag_max_document_bytes: Annotated[int, Field(ge=1)] = 8 * 1024 * 1024
     """A larger file is refused. 8 MiB holds a 4,000-page book as text."""
+    rag_max_file_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    """The same for texts and tables of `rag ingest`, `rag sync` and `rag reconcile`, which take in what is larger than
+    a document in parts."""
+    rag_sources: Path | None = None
+    """A YAML file of the sources that `rag reconcile` keeps in step (docs/sources.md)."""
+    rag_chunking: Literal["rules", "fixed", "sentence", "semantic"] = "rules"
+    """How documents are cut: spec 002's rules by source type and heading, or a strategy of spec 003. Another one makes
+    every document anew when it is next ingested. `semantic` also embeds each sentence by itself, which takes about
+    as long again (docs/sources.md)."""
 
     # Logging.
     rag_log_query_text: bool = False

@@ -14,7 +14,14 @@ from psycopg.types.json import Jsonb
 
 from rag.chunk import Chunk
 from rag.database import Database, Session
-from rag.errors import DocumentNotFound, InvalidInput, ScopeForbidden, SourceOvertaken, SourceRetracted
+from rag.errors import (
+    DocumentNotFound,
+    InvalidInput,
+    ScopeForbidden,
+    SourceInvalidated,
+    SourceOvertaken,
+    SourceRetracted,
+)
 from rag.principal import ALL_PROJECTS, Principal, check_tags
 
 Scope = Literal["public", "user", "project"]
@@ -86,6 +93,10 @@ class Known:
     """The class that the document will belong to."""
     generation: int
     """How often the source has been deleted from that class."""
+    retractions: int
+    """How often the source, or what it is derived of, was invalidated, in all classes of its owner."""
+    closed: int | None
+    """The generation of the invalidation that is in force; None = none is."""
     document_id: UUID | None
     document_access_id: int | None
     """Another class than `access_id` while the tags change."""
@@ -102,6 +113,7 @@ class Known:
         """Whether the source was deleted or erased between this and `present`."""
         return (
             present.generation != self.generation
+            or present.retractions != self.retractions
             # A class that was made anew was erased, and with it the count of earlier deletions.
             or present.access_id != self.access_id
             # A tombstone is of one class: when the tags change as well, all that shows is that the document is gone.
@@ -109,38 +121,79 @@ class Known:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Former:
+    """A document under the source that it had before it was renamed."""
+
+    source_type: str
+    source_id: str
+    known: Known
+
+
 async def look_up(
-    database: Database, principal: Principal, destination: Destination, *, source_type: str, source_id: str
+    database: Database,
+    principal: Principal,
+    destination: Destination,
+    *,
+    source_type: str,
+    source_id: str,
+    provenance_id: str | None = None,
+    generation: int | None = None,
 ) -> Known:
-    """What is known of a source; also the earliest refusal. Raises ScopeForbidden."""
+    """What is known of a source; also the earliest refusal.
+
+    `generation` says that the content is newer than every invalidation below it. Raises ScopeForbidden,
+    and SourceInvalidated for a source that is retracted.
+    """
     async with database.transaction(principal, publish=destination.publishes) as session:
-        return await _known(session, principal, destination, source_type, source_id)
+        known = await _known(session, destination, source_type, source_id, provenance_id)
+    _check_open(known, generation)
+    return known
+
+
+def _check_open(known: Known, generation: int | None) -> None:
+    if known.closed is not None and (generation is None or generation <= known.closed):
+        raise SourceInvalidated()
 
 
 async def _known(
-    session: Session, principal: Principal, destination: Destination, source_type: str, source_id: str
+    session: Session, destination: Destination, source_type: str, source_id: str, provenance_id: str | None
 ) -> Known:
-    owner = {
-        "scope": destination.scope,
-        "user_id": destination.user_id,
-        "project_id": destination.project_id,
-    }
-    granted = await session.row("access_class", owner | {"tags": list(destination.tags)})
-    assert granted is not None
-    access_id = granted["access_id"]
+    owner = _owner(destination)
+    access_id = await class_of(session, destination)
     first, *others = await session.rows(
         "find_source",
         owner | {"access_id": access_id, "source_type": source_type, "source_id": source_id},
     )
+    retraction = await session.row("retraction_of", owner | {"source_id": source_id, "provenance_id": provenance_id})
+    assert retraction is not None
     return Known(
         access_id=access_id,
         generation=first["generation"],
+        retractions=retraction["generation"],
+        closed=retraction["closed"],
         document_id=first["id"],
         document_access_id=first["document_access_id"],
         source_hash=first["source_hash"],
         updated_at=first["updated_at"],
         surplus=tuple((row["document_access_id"], row["id"]) for row in others),
     )
+
+
+def _owner(destination: Destination) -> dict[str, Any]:
+    return {
+        "scope": destination.scope,
+        "user_id": destination.user_id,
+        "project_id": destination.project_id,
+    }
+
+
+async def class_of(session: Session, destination: Destination) -> int:
+    """The access class of a destination, made when there is none. Raises ScopeForbidden."""
+    granted = await session.row("access_class", _owner(destination) | {"tags": list(destination.tags)})
+    assert granted is not None
+    access_id: int = granted["access_id"]
+    return access_id
 
 
 async def kept_embeddings(
@@ -173,24 +226,35 @@ async def replace(
     known: Known,
     record: Record,
     chunks: Sequence[Chunk],
-    embeddings: Mapping[str, str],
+    embeddings: Mapping[str, str | Sequence[float]],
     *,
     embedding_model: str,
     token_counter: str,
+    former: Former | None = None,
+    generation: int | None = None,
 ) -> UUID:
     """Write a document and its chunks in one transaction; readers see the old or the new, never a mix.
 
-    `embeddings` maps each chunk hash to its vector in halfvec's notation. Raises SourceRetracted when
-    the source was deleted since `known` was read, SourceOvertaken when it was written by somebody else.
+    `embeddings` maps each chunk hash to its vector, or to that in halfvec's notation. A document with a `former`
+    source moves from there: its id and times stay, and the former source counts as deleted. Raises SourceInvalidated
+    and SourceRetracted when a source was invalidated or deleted since what is known of it was read, SourceOvertaken
+    when it was written by somebody else.
     """
     async with database.transaction(principal, publish=destination.publishes) as session:
-        await _lock(session, principal, destination, record.source_type, record.source_id)
-        present = await _known(session, principal, destination, record.source_type, record.source_id)
-        # Told here and not by looking again afterwards, which would make the class of an erased owner anew.
-        if known.is_retracted(present):
-            raise SourceRetracted()
-        if present != known:
-            raise SourceOvertaken()
+        sources = [(record.source_type, record.source_id, known)]
+        if former is not None:
+            sources.append((former.source_type, former.source_id, former.known))
+        # In one order everywhere: two files that change places are moved at once.
+        for source_type, source_id, _ in sorted(sources, key=lambda source: source[:2]):
+            await _lock(session, principal, destination, source_type, source_id)
+        for source_type, source_id, expected in sources:
+            present = await _known(session, destination, source_type, source_id, record.provenance_id)
+            _check_open(present, generation)
+            # Told here and not by looking again afterwards, which would make the class of an erased owner anew.
+            if expected.is_retracted(present):
+                raise SourceRetracted()
+            if present != expected:
+                raise SourceOvertaken()
 
         document: dict[str, Any] = {
             "tenant_id": principal.tenant_id,
@@ -221,8 +285,9 @@ async def replace(
             "embedding_model": embedding_model,
             "language": record.language,
         }
-        if known.document_id is not None:
-            stored = await session.row("get_document", {"id": known.document_id})
+        stored_id = known.document_id if former is None else former.known.document_id
+        if stored_id is not None:
+            stored = await session.row("get_document", {"id": stored_id})
             assert stored is not None
             document["created_at"] = stored["created_at"]
             # Citations of the same text are not stale, whatever else changes, and whoever may read it.
@@ -241,7 +306,10 @@ async def replace(
             )
             staying = {row["chunk_index"] for row in rows}
         else:
-            # Another class means a rewrite: the id stays, the row is new, and the old one goes below.
+            # Another class or source means a rewrite: the id stays, the row is new, and the old one goes.
+            if former is not None:
+                document["id"] = stored_id
+                await _retire(session, principal, former)
             if known.moves:
                 assert known.document_id is not None
                 assert known.document_access_id is not None
@@ -270,7 +338,7 @@ async def replace(
                     "page_numbers": [chunk.page_number for chunk in batch],
                     "sections": [chunk.section for chunk in batch],
                     "indexed_texts": [chunk.embedded_text for chunk in batch],
-                    "embeddings": [embeddings[chunk.hash] for chunk in batch],
+                    "embeddings": [_notation(embeddings[chunk.hash]) for chunk in batch],
                 },
             )
         for access_id, surplus_id in surplus:
@@ -279,6 +347,18 @@ async def replace(
                 {"tenant_id": principal.tenant_id, "access_id": access_id, "id": surplus_id},
             )
     return document_id
+
+
+async def _retire(session: Session, principal: Principal, former: Former) -> None:
+    """Remove a document from the source that it leaves, so that nothing that is in flight brings it back there."""
+    known = former.known
+    places = [(known.document_access_id, known.document_id), *known.surplus]
+    for access_id, document_id in places:
+        place = {"tenant_id": principal.tenant_id, "access_id": access_id}
+        if await session.row("delete_document", place | {"id": document_id}) is None:
+            raise ScopeForbidden()
+        named = {"source_type": former.source_type, "source_id": former.source_id}
+        await session.run("bury_source", named | {"access_id": access_id, "reason": "renamed"})
 
 
 async def read_document(database: Database, principal: Principal, document_id: UUID) -> dict[str, Any]:
@@ -290,11 +370,19 @@ async def read_document(database: Database, principal: Principal, document_id: U
     return row
 
 
-async def remove_document(database: Database, principal: Principal, document_id: UUID, *, reason: str) -> None:
+async def count_sources(database: Database, principal: Principal, *, embedding_model: str) -> list[dict[str, Any]]:
+    """What the principal sees of each source, with its age; `source` is empty for what no source keeps in step."""
+    async with database.transaction(principal, read_only=True) as session:
+        return await session.rows("count_sources", {"embedding_model": embedding_model})
+
+
+async def remove_document(
+    database: Database, principal: Principal, document_id: UUID, *, reason: str, updated_at: datetime | None = None
+) -> None:
     """Delete a document so that nothing that is in flight brings it back.
 
     Raises DocumentNotFound, the same for a missing and a hidden one; ScopeForbidden for one that the
-    principal may read and not write.
+    principal may read and not write; SourceOvertaken for one that was written since `updated_at`.
     """
     row = await read_document(database, principal, document_id)
     destination = Destination(
@@ -307,6 +395,8 @@ async def remove_document(database: Database, principal: Principal, document_id:
         present = await session.row("get_document", {"id": document_id})
         if present is None:
             raise DocumentNotFound()
+        if updated_at is not None and present["updated_at"] != updated_at:
+            raise SourceOvertaken()
         place = {"tenant_id": principal.tenant_id, "access_id": present["access_id"]}
         if await session.row("delete_document", place | {"id": document_id}) is None:
             raise ScopeForbidden()
@@ -316,22 +406,31 @@ async def remove_document(database: Database, principal: Principal, document_id:
 async def _lock(
     session: Session, principal: Principal, destination: Destination, source_type: str, source_id: str
 ) -> None:
-    """One writer at a time for a source of one owner, whatever its tags."""
-    named = (
-        principal.tenant_id,
-        destination.scope,
-        destination.user_id,
-        destination.project_id,
-        source_type,
-        source_id,
+    """One writer at a time for a source of one owner, whatever its tags; and none while the owner's are invalidated."""
+    owner = (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
+    await session.run(
+        "lock_source",
+        {
+            "tenant_id": principal.tenant_id,
+            "owner": lock_name(*owner),
+            "source": lock_name(*owner, source_type, source_id),
+        },
     )
-    await session.run("lock_source", {"tenant_id": principal.tenant_id, "source": json.dumps(named)})
+
+
+def lock_name(*named: str | int | None) -> str:
+    """What stands for an owner, or for a source of one, in a lock: tenant, scope, user, project; type and id."""
+    return json.dumps(named)
 
 
 def _chunk_key(chunk: Chunk, token_counter: str) -> str:
     """What has to be equal for a stored chunk to stay; the text that delete_chunks puts together as well."""
     parts = (chunk.hash, chunk.start, chunk.end, chunk.page_number, token_counter)
     return ":".join(str(part) for part in parts if part is not None)
+
+
+def _notation(vector: str | Sequence[float]) -> str:
+    return vector if isinstance(vector, str) else halfvec(vector)
 
 
 def halfvec(vector: Sequence[float]) -> str:

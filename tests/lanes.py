@@ -1,8 +1,8 @@
 """Three lanes of the same tests, and the figures that they print.
 
 `--scale test` (the default) runs every claim at a small count, `ci` at the one that has to hold on every
-commit, `prove` at the full one. `--figures FILE` keeps the printed figures in a Markdown table, in
-which a run replaces the rows of its own tests.
+commit. `prove` runs the claims that have a count, at the full one, and no other test. `--figures FILE` keeps
+the printed figures in a Markdown table, in which a run replaces the rows of its own tests.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ class Lanes:
 
     def __init__(self) -> None:
         self._figures: list[tuple[str, str]] = []
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """At full count, run what has a count: the other tests are the same in every lane."""
+        if config.getoption("--scale") != "prove":
+            return
+        counted = [item for item in items if "scaled" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in counted])
+        items[:] = counted
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # With xdist, reports are what reaches the process that prints.

@@ -1,6 +1,8 @@
 -- Removes everything that 0001_initial.up.sql made, with all documents in it. The schema, the roles
 -- and the extension stay: they are bootstrap.sql's.
 
+drop view v_feedback;
+drop view v_routed_queries;
 drop view v_source_usage;
 drop view v_stale_documents;
 drop view v_empty_results;
@@ -10,17 +12,18 @@ drop view v_documents;
 
 drop function explain(
     text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, double precision, integer, text,
-    text
+    text, double precision
 );
 drop function search(
     text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean,
-    text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb
+    text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb, double precision
 );
 drop function fuse_candidates(
     bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], halfvec, text, text, text, text,
-    integer, double precision, integer, integer, double precision, integer, boolean
+    integer, double precision, integer, integer, double precision, integer, boolean, double precision
 );
 drop type search_hit;
+drop function feedback_support(uuid[]);
 drop function vector_share(text, text, text);
 drop function nearest_indexed(bigint, halfvec, text, uuid[], integer, integer);
 drop function keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text);
@@ -47,10 +50,18 @@ drop function add_signing_key();
 drop function unshare_project(text, bigint);
 drop function share_project(text, bigint, boolean);
 drop function my_members();
+drop function my_prompt();
+drop function my_tag_owner(text);
+drop function give_feedback(uuid, uuid, integer, integer, boolean);
+drop function my_feedback();
 drop function my_query_chunks();
 drop function my_queries();
 drop function my_min_similarity(text);
 drop function search_mode(text, text, uuid[]);
+drop function reopen_sources(text[], text[], uuid[], text[], text[]);
+drop function close_sources(bigint[], text[], text[], uuid[], text);
+drop function retraction_of(text, bigint, text, text, text);
+drop function derived_documents(uuid[], text[], text[], boolean);
 drop function bury_source(bigint, text, text, text);
 drop function find_source(bigint, text, bigint, text, text, text);
 drop function my_document_chunks(uuid);
@@ -61,13 +72,18 @@ drop function my_chunks();
 drop function my_listed_documents();
 drop function my_documents();
 drop function erasure_digest(text, text, text[]);
+drop function provenance_digest(text);
 drop function source_digest(text, text);
 
 -- With the tables go their policies, and with these the last uses of the functions of identity.
+drop table rag_retractions;
 drop table rag_assertions;
 drop table rag_service_keys;
 drop table rag_analysts;
 drop table rag_signing_keys;
+drop table rag_prompts;
+drop table rag_tags;
+drop table rag_feedback;
 drop table rag_query_log_chunks;
 drop table rag_query_logs;
 drop table rag_erasures;
@@ -92,6 +108,7 @@ drop function narrowed_access_ids(text);
 drop function my_writable_access_ids();
 drop function my_access_ids();
 drop function i_am_analyst();
+drop function my_tags();
 drop function my_user_id();
 drop function my_tenant_id();
 drop function begin_as(text, bigint, text, text[], text);

@@ -104,6 +104,10 @@ create table rag_documents (
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
 
+-- Where a retraction looks for what was derived from something; most documents name nothing.
+create index rag_documents_provenance on rag_documents (tenant_id, access_id, provenance_id)
+where provenance_id is not null;
+
 -- Classes differ in size by a factor of a million. Taken for one, the planner counts with the largest, and
 -- looks a document up in the index where it would otherwise read all of a class that it believes to be small.
 alter table rag_documents alter column access_id set (n_distinct = 1);
@@ -311,22 +315,29 @@ create table rag_tombstones (
     reason text not null,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
+    retracted boolean not null default false,
+    cascade_id text,
+    removed_id uuid,
     constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_digest),
     constraint rag_tombstones_class foreign key (tenant_id, access_id)
         references rag_access_classes (tenant_id, access_id) on delete cascade,
     constraint rag_tombstones_digest check (octet_length(source_digest) = 32),
     -- Far from the end of bigint, where the next deletion would fail.
-    constraint rag_tombstones_generation check (generation between 1 and 1000000000)
+    constraint rag_tombstones_generation check (generation between 1 and 1000000000),
+    constraint rag_tombstones_cascade check (length(cascade_id) between 1 and 128)
 );
 
-comment on table rag_tombstones is 'Sources that were deleted, without their names: an ingest that began before the deletion finds a newer generation here and gives up';
+comment on table rag_tombstones is 'Sources that were deleted or retracted, without their names: an ingest that began before finds a newer generation here and gives up, and one of a retracted source is refused';
 comment on column rag_tombstones.tenant_id is 'The tenant';
 comment on column rag_tombstones.access_id is 'The access class of the deleted document';
-comment on column rag_tombstones.source_digest is 'source_digest() of the deleted document''s source_type and source_id';
+comment on column rag_tombstones.source_digest is 'source_digest() of the deleted document''s source_type and source_id; without the type when it was retracted; provenance_digest() when all that is derived of it was';
 comment on column rag_tombstones.generation is 'Number of deletions so far; only grows';
 comment on column rag_tombstones.reason is 'Why it was deleted, a word of the service''s';
 comment on column rag_tombstones.created_at is 'When it was first deleted';
-comment on column rag_tombstones.updated_at is 'When it was last deleted';
+comment on column rag_tombstones.updated_at is 'When it was last deleted, retracted or reinstated';
+comment on column rag_tombstones.retracted is 'Whether an ingest is refused until the source is reinstated, unless it names a higher generation';
+comment on column rag_tombstones.cascade_id is 'Of the last retraction, as in rag_retractions; null when it was deleted alone';
+comment on column rag_tombstones.removed_id is 'Id of the document that was last retracted; null when there was none';
 
 create table rag_erasures (
     tenant_id text not null,
@@ -369,6 +380,8 @@ create table rag_query_logs (
     context_tokens integer not null,
     confidence integer,
     action text,
+    route_tag text,
+    route_fallback boolean,
     retrieval_ms double precision not null,
     generation_ms double precision not null,
     latency_ms double precision not null,
@@ -394,7 +407,9 @@ comment on column rag_query_logs.result_count is 'Chunks that the search returne
 comment on column rag_query_logs.citation_count is 'Citations that survived the re-check';
 comment on column rag_query_logs.context_tokens is 'Tokens of context in the prompt';
 comment on column rag_query_logs.confidence is 'Confidence from 0 to 100; null when nothing was generated';
-comment on column rag_query_logs.action is 'CITE or ROUTE; null when nothing was generated';
+comment on column rag_query_logs.action is 'CITE, ROUTE or DIRECT; null when nothing was generated';
+comment on column rag_query_logs.route_tag is 'With action ROUTE: the tag whose owner the asker was sent to; system for the administrator';
+comment on column rag_query_logs.route_fallback is 'With action ROUTE: whether it was the administrator, for want of an owner';
 comment on column rag_query_logs.retrieval_ms is 'Milliseconds for embedding the question and searching';
 comment on column rag_query_logs.generation_ms is 'Milliseconds for writing the answer';
 comment on column rag_query_logs.latency_ms is 'Milliseconds in all';
@@ -426,6 +441,92 @@ comment on column rag_query_log_chunks.chunk_index is 'The chunk within the docu
 comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
 comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
 comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
+
+create table rag_feedback (
+    tenant_id text not null,
+    user_id bigint not null,
+    query_id uuid not null,
+    rank integer not null,
+    access_id bigint,
+    document_id uuid,
+    chunk_index integer,
+    rating smallint,
+    clicked boolean not null default false,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_feedback_pkey primary key (tenant_id, user_id, query_id, rank),
+    constraint rag_feedback_query foreign key (tenant_id, user_id, query_id)
+        references rag_query_logs (tenant_id, user_id, id) on delete cascade,
+    constraint rag_feedback_user check (user_id > 0),
+    constraint rag_feedback_source check (
+        case rank when 0 then num_nonnulls(access_id, document_id, chunk_index) = 0
+        else rank > 0 and num_nulls(access_id, document_id, chunk_index) = 0 end
+    ),
+    constraint rag_feedback_rating check (rating between -1 and 1),
+    constraint rag_feedback_something check (clicked or rating is not null)
+);
+
+-- What a search with a boost looks up of its candidates.
+create index rag_feedback_document on rag_feedback (tenant_id, access_id, document_id) where document_id is not null;
+
+comment on table rag_feedback is 'What people made of an answer and of its sources: one row for each user, question and source, the last word holds; goes with the question''s row';
+comment on column rag_feedback.tenant_id is 'The tenant';
+comment on column rag_feedback.user_id is 'Who asked, and says so';
+comment on column rag_feedback.query_id is 'The question';
+comment on column rag_feedback.rank is 'The source''s position in the result, as in rag_query_log_chunks; 0 for the answer itself';
+comment on column rag_feedback.access_id is 'The document''s access class when it was first said: a ranking counts it within this class alone; null for the answer';
+comment on column rag_feedback.document_id is 'The document, which may be gone by now; null for the answer';
+comment on column rag_feedback.chunk_index is 'The chunk within the document; null for the answer';
+comment on column rag_feedback.rating is '1 good, -1 bad, 0 neither; null when it was not rated';
+comment on column rag_feedback.clicked is 'Whether it was opened';
+comment on column rag_feedback.created_at is 'When it was first said';
+comment on column rag_feedback.updated_at is 'When it last changed';
+
+create table rag_tags (
+    tenant_id text not null,
+    name text not null,
+    owner_user_id bigint,
+    owner_email text,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_tags_pkey primary key (tenant_id, name),
+    constraint rag_tags_tenant check (length(tenant_id) between 1 and 128),
+    -- Everybody has the tag public, so that it says nothing of whom to ask.
+    constraint rag_tags_name check (length(name) between 1 and 64 and name <> 'public'),
+    constraint rag_tags_owner check (owner_user_id > 0),
+    -- RFC 5321, 4.5.3.1.3: a path has 256 characters, two of which are its brackets.
+    constraint rag_tags_email check (length(owner_email) between 3 and 254 and owner_email ~ '^[^@[:space:][:cntrl:]]+@[^@[:space:][:cntrl:]]+$'),
+    constraint rag_tags_somebody check (num_nonnulls(owner_user_id, owner_email) > 0)
+);
+
+comment on table rag_tags is 'Who owns a tag: whom to ask when an answer from its documents is not sure enough';
+comment on column rag_tags.tenant_id is 'The tenant; a tag of the same name in another one is another tag';
+comment on column rag_tags.name is 'The tag, as in rag_access_classes.tags';
+comment on column rag_tags.owner_user_id is 'The user who owns it; null when only an address is known';
+comment on column rag_tags.owner_email is 'Where the owner is reached; shown to askers who hold the tag unless RAG_EXPOSE_OWNER_EMAIL is off';
+comment on column rag_tags.created_at is 'When an owner was first named';
+comment on column rag_tags.updated_at is 'When the owner last changed';
+
+create table rag_prompts (
+    tenant_id text not null,
+    prompt text not null,
+    replaces boolean not null default false,
+    generation bigint not null default 1,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_prompts_pkey primary key (tenant_id),
+    constraint rag_prompts_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_prompts_prompt check (octet_length(prompt) between 1 and 8192 and prompt ~ '[^[:space:]]'),
+    constraint rag_prompts_generation check (generation between 1 and 1000000000)
+);
+
+comment on table rag_prompts is 'What a tenant tells the model before the rules of the service, which always stay';
+comment on column rag_prompts.tenant_id is 'The tenant';
+comment on column rag_prompts.prompt is 'The text, taken as it is; at most 8 KiB';
+comment on column rag_prompts.replaces is 'Whether it stands instead of the service''s introduction, or follows it';
+comment on column rag_prompts.generation is 'How often it was set';
+comment on column rag_prompts.created_at is 'When it was first set';
+comment on column rag_prompts.updated_at is 'When it was last set';
 
 create table rag_signing_keys (
     key_id text not null,
@@ -535,6 +636,39 @@ comment on column rag_assertions.tags is 'The tags that it asserted';
 comment on column rag_assertions.action is 'query, ingest or delete';
 comment on column rag_assertions.created_at is 'When';
 
+create table rag_retractions (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    user_id bigint not null,
+    project_id text,
+    action text not null,
+    reason text not null,
+    cascade_id text,
+    sources integer not null,
+    documents integer not null,
+    chunks integer not null,
+    created_at timestamptz not null default now(),
+    constraint rag_retractions_pkey primary key (tenant_id, id),
+    constraint rag_retractions_action check (action in ('invalidate', 'reinstate')),
+    constraint rag_retractions_texts check (length(reason) between 1 and 1000 and length(cascade_id) between 1 and 128),
+    constraint rag_retractions_counts check (sources >= 0 and documents >= 0 and chunks >= 0)
+);
+
+create index rag_retractions_time on rag_retractions (tenant_id, created_at);
+
+comment on table rag_retractions is 'Who invalidated or reinstated sources and why, one row for each request; stays until its tenant, user or project is erased';
+comment on column rag_retractions.tenant_id is 'The tenant';
+comment on column rag_retractions.id is 'Random identifier';
+comment on column rag_retractions.user_id is 'Who asked for it; 0 for a principal without a user';
+comment on column rag_retractions.project_id is 'The principal''s project; * for all of theirs';
+comment on column rag_retractions.action is 'invalidate or reinstate';
+comment on column rag_retractions.reason is 'Why, in the words of whoever asked for it';
+comment on column rag_retractions.cascade_id is 'Names what was retracted together; also in rag_tombstones';
+comment on column rag_retractions.sources is 'Sources and provenances that were closed or opened, each once for each class';
+comment on column rag_retractions.documents is 'Documents that were removed';
+comment on column rag_retractions.chunks is 'Their chunks';
+comment on column rag_retractions.created_at is 'When';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -555,14 +689,18 @@ begin
             ('rag_class_languages', array['tenant_id']),
             ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
             ('rag_calibrations', array['tenant_id']),
-            ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
+            ('rag_tombstones', array['tenant_id', 'source_digest', 'reason', 'cascade_id']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
-            ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),
+            ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text', 'route_tag']),
             ('rag_query_log_chunks', array['tenant_id']),
+            ('rag_feedback', array['tenant_id']),
+            ('rag_tags', array['tenant_id', 'name', 'owner_email']),
+            ('rag_prompts', array['tenant_id', 'prompt']),
             ('rag_signing_keys', array['key_id', 'inner_pad', 'outer_pad']),
             ('rag_analysts', array['tenant_id', 'role_name', 'tags', 'projects']),
             ('rag_service_keys', array['tenant_id', 'name', 'secret_sha256', 'tags', 'user_ids', 'project_ids']),
-            ('rag_assertions', array['tenant_id', 'project_id', 'tags'])
+            ('rag_assertions', array['tenant_id', 'project_id', 'tags']),
+            ('rag_retractions', array['tenant_id', 'project_id', 'reason', 'cascade_id'])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop
@@ -744,6 +882,20 @@ end
 $$;
 
 comment on function my_user_id() is 'The principal''s user, null for nobody, for an analyst and for a principal without a user';
+
+create function my_tags()
+returns text[]
+language plpgsql
+stable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    return coalesce((select me.tags from my_principal() as me), '{}');
+end
+$$;
+
+comment on function my_tags() is 'The principal''s tags, none for nobody';
 
 create function i_am_analyst()
 returns boolean
@@ -1087,7 +1239,7 @@ begin
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
         'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
-        'rag_calibrations'
+        'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -1166,8 +1318,12 @@ begin
             ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
             ('rag_query_log_chunks', 'rag_principal', array['select']),
             ('rag_calibrations', 'rag_principal', array['select']),
+            ('rag_feedback', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_tags', 'rag_principal', array['select']),
+            ('rag_prompts', 'rag_principal', array['select']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
-            ('rag_assertions', 'rag_app, rag_publisher', array['insert'])
+            ('rag_assertions', 'rag_app, rag_publisher', array['insert']),
+            ('rag_retractions', 'rag_app, rag_publisher', array['insert'])
         ) as granted (table_name, roles, commands)
         cross join lateral unnest(granted.commands) as command
     loop
@@ -1275,7 +1431,7 @@ for delete to rag_app, rag_publisher
 using (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy remove_chunks on rag_chunks is 'Chunks of the classes that the principal may write';
 
--- Tombstones. Nobody removes one.
+-- Tombstones. Nobody removes one; a retraction is lifted by its column.
 create policy read_tombstones on rag_tombstones
 for select to rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
@@ -1323,12 +1479,54 @@ for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
 
+-- What people made of their answers.
+create policy read_feedback on rag_feedback
+for select to rag_principal
+using (user_id = (select my_user_id()) or (select i_am_analyst()));
+comment on policy read_feedback on rag_feedback is 'The principal''s own words; of an analyst''s tenant';
+
+create policy give_feedback on rag_feedback
+for insert to rag_principal
+with check (
+    user_id = (select my_user_id())
+    and (access_id is null or access_id = any((select my_access_ids())::bigint[]))
+);
+comment on policy give_feedback on rag_feedback is 'The principal''s own words, in classes that it may read';
+
+create policy change_feedback on rag_feedback
+for update to rag_principal
+using (user_id = (select my_user_id()))
+with check (user_id = (select my_user_id()));
+comment on policy change_feedback on rag_feedback is 'The principal''s own words; which class they count in is never changed';
+
+create policy count_feedback on rag_feedback
+for select to rag_search
+using (true);
+comment on policy count_feedback on rag_feedback is 'feedback_support() counts within the classes that my_access_ids() gives it';
+
+-- Whom to ask, and what a tenant tells the model.
+create policy read_tags on rag_tags
+for select to rag_principal
+using (name = any((select my_tags())::text[]));
+comment on policy read_tags on rag_tags is 'Owners of the tags that the principal holds';
+
+create policy read_prompts on rag_prompts
+for select to rag_principal
+using (tenant_id = (select my_tenant_id()));
+comment on policy read_prompts on rag_prompts is 'The prompt of the principal''s tenant';
+
 create policy add_assertions on rag_assertions
 for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_assertions on rag_assertions is 'For whom a service speaks, written as that principal';
 
--- Operators, in every tenant: keys, analysts, calibrations and the record of what was done; never a document.
+create policy add_retractions on rag_retractions
+for insert to rag_app, rag_publisher
+with check (user_id = coalesce((select my_user_id()), 0));
+comment on policy add_retractions on rag_retractions is 'Who retracts, written as that principal';
+
+-- Operators, in every tenant: keys, analysts, calibrations, owners of tags, prompts and the record of what was
+-- done; never a document.
 do $$
 declare
     allowed record;
@@ -1339,7 +1537,10 @@ begin
             ('rag_analysts', array['select', 'insert', 'update', 'delete']),
             ('rag_service_keys', array['select', 'insert', 'update']),
             ('rag_calibrations', array['select', 'insert', 'update', 'delete']),
+            ('rag_tags', array['select', 'insert', 'update', 'delete']),
+            ('rag_prompts', array['select', 'insert', 'update', 'delete']),
             ('rag_assertions', array['select']),
+            ('rag_retractions', array['select']),
             ('rag_erasures', array['select'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
@@ -1380,7 +1581,11 @@ begin
             ('rag_analysts', array['select', 'delete']),
             ('rag_service_keys', array['select', 'delete']),
             ('rag_calibrations', array['select', 'delete']),
-            ('rag_assertions', array['select', 'delete'])
+            ('rag_feedback', array['select', 'delete']),
+            ('rag_tags', array['select', 'delete']),
+            ('rag_prompts', array['select', 'delete']),
+            ('rag_assertions', array['select', 'delete']),
+            ('rag_retractions', array['select', 'delete'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
     loop
@@ -1447,6 +1652,17 @@ begin atomic
 end;
 
 comment on function source_digest(text, text) is 'Stands for a source in a tombstone, which has to tell it again and nothing about it';
+
+create function provenance_digest(provenance_id text)
+returns bytea
+language sql
+immutable
+parallel safe
+begin atomic
+    select sha256(convert_to(array_to_json(array[null, null, provenance_id])::text, 'UTF8'));
+end;
+
+comment on function provenance_digest(text) is 'Stands in a tombstone for all that is derived of something; no source has this digest';
 
 create function erasure_digest(kind text, tenant_id text, subject text[])
 returns bytea
@@ -1752,6 +1968,220 @@ $$;
 
 comment on function bury_source(bigint, text, text, text) is 'Remembers that a source was deleted, so that an ingest that began before does not bring it back; returns how often it was';
 
+-- The recursion goes through documents that the principal may read and not write: what is derived of them is
+-- no better for that. Class by class, as in my_document(), so that a foreign name costs what a missing one does.
+create function derived_documents(document_ids uuid[], source_ids text[], provenance_ids text[], cascades boolean)
+returns table (
+    access_id bigint, document_id uuid, scope text, source_id text, is_named boolean, may_write boolean
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    readable constant bigint[] := my_access_ids();
+    writable constant bigint[] := my_writable_access_ids();
+    origins constant text[] := provenance_ids || case when cascades then source_ids end;
+begin
+    return query
+    with recursive tainted as (
+        (
+            select named.access_id, named.id, named.scope, named.source_id, named.is_named
+            from unnest(readable) as mine (access_id)
+            cross join lateral (
+                select document.access_id, document.id, document.scope, document.source_id, true as is_named
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = mine.access_id
+                    and document.id = any(document_ids)
+                offset 0
+            ) as named
+            union
+            select named.access_id, named.id, named.scope, named.source_id, named.is_named
+            from unnest(readable) as mine (access_id)
+            cross join lateral (
+                select document.access_id, document.id, document.scope, document.source_id, true as is_named
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = mine.access_id
+                    and document.source_id = any(source_ids)
+                offset 0
+            ) as named
+            union
+            select named.access_id, named.id, named.scope, named.source_id, named.is_named
+            from unnest(readable) as mine (access_id)
+            cross join lateral (
+                select
+                    document.access_id, document.id, document.scope, document.source_id,
+                    document.provenance_id = any(provenance_ids) as is_named
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = mine.access_id
+                    and document.provenance_id = any(origins)
+                offset 0
+            ) as named
+        )
+        union
+        select derived.access_id, derived.id, derived.scope, derived.source_id, false
+        from tainted
+        cross join lateral unnest(readable) as mine (access_id)
+        cross join lateral (
+            select document.access_id, document.id, document.scope, document.source_id
+            from rag_documents as document
+            where cascades
+                and document.tenant_id = tenant
+                and document.access_id = mine.access_id
+                and document.provenance_id = tainted.source_id
+            offset 0
+        ) as derived
+    )
+
+    select
+        tainted.access_id,
+        tainted.id,
+        tainted.scope,
+        tainted.source_id,
+        bool_or(tainted.is_named),
+        tainted.access_id = any(writable)
+    from tainted
+    group by tainted.access_id, tainted.id, tainted.scope, tainted.source_id
+    order by bool_or(tainted.is_named) desc, tainted.source_id, tainted.access_id, tainted.id;
+end
+$$;
+
+comment on function derived_documents(uuid[], text[], text[], boolean) is 'Of what the principal may read: documents with these ids, of these sources, and of these provenances; with cascades also what is derived of them, whose provenance_id is the source_id of one of them, and so on. May_write says whether the principal may remove it';
+
+create function retraction_of(
+    scope text, user_id bigint, project_id text, source_id text, provenance_id text,
+    out generation bigint, out closed bigint
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    select coalesce(sum(tombstone.generation), 0), max(tombstone.generation) filter (where tombstone.retracted)
+    into retraction_of.generation, retraction_of.closed
+    from my_classes() as class
+    join rag_tombstones as tombstone
+        on tombstone.tenant_id = class.tenant_id
+        and tombstone.access_id = class.access_id
+        and tombstone.source_digest in (
+            source_digest(null, retraction_of.source_id), provenance_digest(retraction_of.provenance_id)
+        )
+    where class.scope = retraction_of.scope
+        and class.user_id is not distinct from retraction_of.user_id
+        and class.project_id is not distinct from retraction_of.project_id;
+end
+$$;
+
+comment on function retraction_of(text, bigint, text, text, text) is 'Whether a source of this owner, or what it is derived of, is retracted in a class that the principal may read. generation: grows with each retraction; closed: the highest that is in force, null when the source is open';
+
+create function close_sources(
+    access_ids bigint[], source_ids text[], provenance_ids text[], document_ids uuid[], cascade_id text
+)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    buried bigint;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    with named as (
+        select
+            entry.access_id,
+            entry.document_id,
+            case
+                when entry.provenance_id is null then source_digest(null, entry.source_id)
+                else provenance_digest(entry.provenance_id)
+            end as digest
+        from unnest(
+            close_sources.access_ids, close_sources.source_ids, close_sources.provenance_ids,
+            close_sources.document_ids
+        ) as entry (access_id, source_id, provenance_id, document_id)
+    ),
+
+    raised as (
+        insert into rag_tombstones as tombstone (
+            tenant_id, access_id, source_digest, reason, retracted, cascade_id, removed_id
+        )
+        select distinct on (named.access_id, named.digest)
+            tenant, named.access_id, named.digest, 'invalidated', true, close_sources.cascade_id, named.document_id
+        from named
+        order by named.access_id, named.digest, named.document_id nulls last
+        on conflict (tenant_id, access_id, source_digest) do update
+        set retracted = true,
+            generation = tombstone.generation + 1,
+            reason = excluded.reason,
+            updated_at = excluded.updated_at,
+            cascade_id = excluded.cascade_id,
+            removed_id = coalesce(excluded.removed_id, tombstone.removed_id)
+        returning tombstone.generation
+    )
+
+    select max(raised.generation) into buried
+    from raised;
+    return buried;
+end
+$$;
+
+comment on function close_sources(bigint[], text[], text[], uuid[], text) is 'Retracts in each class the source or, where the list of provenances has one, what is derived of it: an ingest is refused until it is reinstated, and one that began before gives up. Lists of one length; returns the highest generation';
+
+create function reopen_sources(
+    source_ids text[], provenance_ids text[], document_ids uuid[], cascade_ids text[], scopes text[]
+)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    tenant constant text := my_tenant_id();
+    digests constant bytea[] := array(
+        select source_digest(null, source)
+        from unnest(reopen_sources.source_ids) as source
+        union
+        select provenance_digest(origin)
+        from unnest(reopen_sources.source_ids || reopen_sources.provenance_ids) as origin
+    );
+    classes constant bigint[] := array(
+        select class.access_id
+        from my_classes() as class
+        where class.may_write
+            and class.scope = any(reopen_sources.scopes)
+    );
+    opened bigint;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    update rag_tombstones as tombstone
+    set retracted = false,
+        updated_at = now()
+    where tombstone.tenant_id = tenant
+        and tombstone.access_id = any(classes)
+        and tombstone.retracted
+        and (
+            tombstone.source_digest = any(digests)
+            or tombstone.removed_id = any(reopen_sources.document_ids)
+            or tombstone.cascade_id = any(reopen_sources.cascade_ids)
+        );
+    get diagnostics opened = row_count;
+    return opened;
+end
+$$;
+
+comment on function reopen_sources(text[], text[], uuid[], text[], text[]) is 'Lets retracted sources, provenances, the sources of retracted documents and what was retracted under these cascades be ingested again, in the classes of these scopes that the principal may write; returns how many tombstones were lifted. What was removed does not come back by itself';
+
 create function search_mode(embedding_model text, scope text, document_ids uuid[])
 returns text
 language plpgsql
@@ -1808,9 +2238,9 @@ create function my_queries()
 returns table (
     tenant_id text, query_id uuid, user_id bigint, project_id text, scope text, query_length integer,
     query_text text, mode text, embedding_model text, model_used text, result_count integer,
-    citation_count integer, context_tokens integer, confidence integer, action text,
-    retrieval_ms double precision, generation_ms double precision, latency_ms double precision,
-    asked_at timestamptz
+    citation_count integer, context_tokens integer, confidence integer, action text, route_tag text,
+    route_fallback boolean, retrieval_ms double precision, generation_ms double precision,
+    latency_ms double precision, asked_at timestamptz
 )
 language plpgsql
 stable
@@ -1839,13 +2269,15 @@ begin
         case when me.user_scope is null or me.user_scope = 'text' then log.query_text end,
         log.mode, log.embedding_model, log.model_used, log.result_count,
         log.citation_count, log.context_tokens, log.confidence, log.action,
+        case when me.user_scope is null or log.route_tag = any(me.tags || array['system']) then log.route_tag end,
+        log.route_fallback,
         log.retrieval_ms, log.generation_ms, log.latency_ms,
         log.created_at
     from rag_query_logs as log;
 end
 $$;
 
-comment on function my_queries() is 'The principal''s own questions; for an analyst those of the tenant: their text only with user_scope text, who asked not with none, projects as far as they are the analyst''s';
+comment on function my_queries() is 'The principal''s own questions; for an analyst those of the tenant: their text only with user_scope text, who asked not with none, projects and tags as far as they are the analyst''s';
 
 create function my_query_chunks()
 returns table (
@@ -1879,6 +2311,144 @@ end
 $$;
 
 comment on function my_query_chunks() is 'What the questions of my_queries() got back, as far as the principal may read the documents';
+
+create function my_feedback()
+returns table (
+    tenant_id text, query_id uuid, user_id bigint, document_id uuid, chunk_index integer, rating smallint,
+    clicked boolean, created_at timestamptz, updated_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        given.tenant_id,
+        given.query_id,
+        case when me.user_scope is distinct from 'none' then given.user_id end,
+        given.document_id,
+        given.chunk_index,
+        given.rating,
+        given.clicked,
+        given.created_at,
+        given.updated_at
+    from my_principal() as me
+    cross join rag_feedback as given
+    where given.document_id is null
+        or exists (
+            select
+            from rag_documents as document
+            where document.tenant_id = given.tenant_id
+                and document.id = given.document_id
+        );
+end
+$$;
+
+comment on function my_feedback() is 'What was made of the questions of my_queries(): of the answers, and of sources as far as the principal may read the documents';
+
+create function give_feedback(
+    query_id uuid, document_id uuid, chunk_index integer, rating integer, clicked boolean
+)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+    place integer := 0;
+    class_id bigint;
+begin
+    select principal.tenant_id, principal.user_id into me from my_principal() as principal;
+    if me.user_id is null then
+        return false;
+    end if;
+    -- Before anything is looked up that an erasure takes away.
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
+    perform
+    from rag_query_logs as log
+    where log.tenant_id = me.tenant_id
+        and log.user_id = me.user_id
+        and log.id = give_feedback.query_id;
+    if not found then
+        return false;
+    end if;
+    if give_feedback.document_id is not null then
+        select hit.rank, document.access_id
+        into place, class_id
+        from rag_query_log_chunks as hit
+        cross join lateral my_document(hit.document_id) as document
+        where hit.tenant_id = me.tenant_id
+            and hit.user_id = me.user_id
+            and hit.query_id = give_feedback.query_id
+            and hit.document_id = give_feedback.document_id
+            and hit.chunk_index = give_feedback.chunk_index
+        order by hit.rank
+        limit 1;
+        if not found then
+            return false;
+        end if;
+    end if;
+    insert into rag_feedback as given (
+        tenant_id, user_id, query_id, rank, access_id, document_id, chunk_index, rating, clicked
+    )
+    values (
+        me.tenant_id, me.user_id, give_feedback.query_id, place, class_id, give_feedback.document_id,
+        case when give_feedback.document_id is not null then give_feedback.chunk_index end,
+        give_feedback.rating, give_feedback.clicked
+    )
+    on conflict (tenant_id, user_id, query_id, rank) do update
+    set rating = coalesce(excluded.rating, given.rating),
+        clicked = given.clicked or excluded.clicked,
+        updated_at = excluded.updated_at;
+    return true;
+end
+$$;
+
+comment on function give_feedback(uuid, uuid, integer, integer, boolean) is 'Keeps what the principal made of a question of their own: of a source that it got back and that they still may read, or of the answer where document_id is null. rating 1, 0, -1, or null for the one before. False, and nothing is written, for a question or a source that is not theirs, as for one that is missing';
+
+create function my_tag_owner(tag text)
+returns table (owner_user_id bigint, owner_email text)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select owned.owner_user_id, owned.owner_email
+    from rag_tags as owned
+    where owned.tenant_id = (select my_tenant_id())
+        and owned.name = my_tag_owner.tag;
+end
+$$;
+
+comment on function my_tag_owner(text) is 'Who owns a tag that the principal holds; no row for a tag without an owner, as for one that is not the principal''s';
+
+create function my_prompt()
+returns table (prompt text, replaces boolean, generation bigint)
+language plpgsql
+stable
+security definer
+rows 1
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select told.prompt, told.replaces, told.generation
+    from rag_prompts as told
+    where told.tenant_id = (select my_tenant_id());
+end
+$$;
+
+comment on function my_prompt() is 'What the principal''s tenant tells the model; no row when it says nothing';
 
 create function my_members()
 returns table (owner_user_id bigint, project_id text, member_user_id bigint, may_write boolean, created_at timestamptz)
@@ -2839,6 +3409,48 @@ end;
 
 comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows. As shipped: a row of rag_calibrations comes before it';
 
+-- What readers made of documents, each class by itself. A definer function, since it counts others' words; it takes
+-- its classes from the principal and gives out one number for a document, never who said what.
+create function feedback_support(document_ids uuid[])
+returns table (access_id bigint, document_id uuid, support double precision)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    -- As many neutral voices are counted in, so that one person moves a document by a quarter of the boost at most.
+    prior constant double precision := 3;
+begin
+    return query
+    select voice.access_id, voice.document_id, sum(voice.vote) / (count(*) + prior)
+    from (
+        -- One voice a person, whatever they click: the mean of what they said. To open a source is half of praising it.
+        select
+            said.access_id,
+            said.document_id,
+            avg(coalesce(said.rating, case when said.clicked then 0.5 else 0 end)::double precision) as vote
+        from unnest(my_access_ids()) as mine (access_id)
+        cross join lateral (
+            select given.access_id, given.document_id, given.user_id, given.rating, given.clicked
+            from rag_feedback as given
+            where given.tenant_id = tenant
+                and given.access_id = mine.access_id
+                and given.document_id = any(feedback_support.document_ids)
+            offset 0
+        ) as said
+        group by said.access_id, said.document_id, said.user_id
+    ) as voice
+    group by voice.access_id, voice.document_id;
+end
+$$;
+
+comment on function feedback_support(uuid[]) is 'How far readers of a class found its documents useful, from -1 to 1, of classes that the principal may read; no row for a document of which nobody said anything. Each person counts once';
+
 -- What `search` returns; its columns are final.
 create type search_hit as (
     rank integer,
@@ -2892,7 +3504,8 @@ create function fuse_candidates(
     budget_tokens integer,
     duplicate_threshold double precision,
     duplicate_candidates integer,
-    include_dropped boolean
+    include_dropped boolean,
+    feedback_boost double precision
 )
 returns setof search_hit
 language plpgsql
@@ -3013,7 +3626,7 @@ begin
         from candidate
     ),
 
-    fused as (
+    weighed as (
         select
             ranked.*,
             case fuse_candidates.fusion
@@ -3028,11 +3641,29 @@ begin
                         else 0
                     end
                     + ranked.vector_share * (vectors_k + 1) / (vectors_k + ranked.vector_rank)
-            end as score,
+            end as fusion_score,
             fuse_candidates.min_similarity is null
             or ranked.cosine is null
             or ranked.cosine >= fuse_candidates.min_similarity as similar_enough
         from ranked
+    ),
+
+    -- Without a boost nothing is counted, and the score is the fusion's to the last bit.
+    supported as materialized (
+        select counted.access_id, counted.document_id, counted.support
+        from feedback_support(array(select distinct candidate.document_id from candidate)) as counted
+        where fuse_candidates.feedback_boost > 0
+    ),
+
+    fused as (
+        select
+            weighed.*,
+            weighed.fusion_score
+            + abs(weighed.fusion_score) * fuse_candidates.feedback_boost * coalesce(supported.support, 0) as score
+        from weighed
+        left join supported
+            on supported.access_id = weighed.access_id
+            and supported.document_id = weighed.document_id
     ),
 
     -- From here on all candidates stay in one stream, and what becomes of each is written beside it: joined again
@@ -3210,7 +3841,7 @@ begin
 end
 $$;
 
-comment on function fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, integer, boolean) is 'The nominees of both arms, read under the caller''s policies, in the order of their fused score; then minimum cosine, near-duplicates, chunks per document, top_k, token budget';
+comment on function fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, integer, boolean, double precision) is 'The nominees of both arms, read under the caller''s policies, in the order of their fused score, which feedback_boost moves by that share of itself at most; then minimum cosine, near-duplicates, chunks per document, top_k, token budget';
 
 create function search(
     question text,
@@ -3235,7 +3866,8 @@ create function search(
     only_tags text[] default null,
     updated_from timestamptz default null,
     updated_before timestamptz default null,
-    only_metadata jsonb default null
+    only_metadata jsonb default null,
+    feedback_boost double precision default 0
 )
 returns setof search_hit
 language plpgsql
@@ -3298,6 +3930,9 @@ begin
     end if;
     if (search.fusion in ('rank', 'score')) is not true then
         raise exception 'fusion must be rank or score' using errcode = 'invalid_parameter_value';
+    end if;
+    if (search.feedback_boost between 0 and 1) is not true then
+        raise exception 'feedback_boost must be from 0 to 1' using errcode = 'invalid_parameter_value';
     end if;
 
     if search.only_verified or num_nonnulls(
@@ -3432,7 +4067,7 @@ begin
                 search.fusion,
                 case when indexed = '{}' then 'exact' else 'approximate' end,
                 search.top_k, search.min_similarity, search.max_per_document, search.budget_tokens,
-                search.duplicate_threshold, search.duplicate_candidates, search.include_dropped
+                search.duplicate_threshold, search.duplicate_candidates, search.include_dropped, search.feedback_boost
             ) as hit
         );
 
@@ -3469,7 +4104,7 @@ begin
 end
 $$;
 
-comment on function search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean, text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb) is 'The chunks that answer a question best, among those that the principal may read, best first. Full text (BM25) and cosine, fused by weighted reciprocal rank, or by score; then minimum cosine, near-duplicates (Jaccard of words), chunks per document, top_k, token budget. embedding and embedding_model may be left out: keywords alone. arms: hybrid, vector or keyword. only_…, updated_… narrow to documents; updated_… is the source''s own time where it is known. include_dropped adds the candidates that did not make it, without rank, reason saying why. mode: hybrid, partial (some chunks have vectors of another model, which are not compared), vector or keyword; recall: exact, or approximate when a class with indexes of its own was among those searched';
+comment on function search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean, text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb, double precision) is 'The chunks that answer a question best, among those that the principal may read, best first. Full text (BM25) and cosine, fused by weighted reciprocal rank, or by score; then minimum cosine, near-duplicates (Jaccard of words), chunks per document, top_k, token budget. embedding and embedding_model may be left out: keywords alone. arms: hybrid, vector or keyword. only_…, updated_… narrow to documents; updated_… is the source''s own time where it is known. feedback_boost, 0 to 1: by what share of its score the feedback of readers of its class lifts or lowers a document at most. include_dropped adds the candidates that did not make it, without rank, reason saying why. mode: hybrid, partial (some chunks have vectors of another model, which are not compared), vector or keyword; recall: exact, or approximate when a class with indexes of its own was among those searched';
 
 create function explain(
     question text,
@@ -3485,7 +4120,8 @@ create function explain(
     duplicate_threshold double precision default 0.9,
     duplicate_candidates integer default 15,
     arms text default 'hybrid',
-    fusion text default 'rank'
+    fusion text default 'rank',
+    feedback_boost double precision default 0
 )
 returns table (stage text, passed boolean, value double precision, detail text)
 language plpgsql
@@ -3514,7 +4150,8 @@ begin
             top_k => explain.top_k, scope => explain.scope, min_similarity => explain.min_similarity,
             max_per_document => explain.max_per_document, budget_tokens => explain.budget_tokens,
             duplicate_threshold => explain.duplicate_threshold, duplicate_candidates => explain.duplicate_candidates,
-            include_dropped => true, arms => explain.arms, fusion => explain.fusion
+            include_dropped => true, arms => explain.arms, fusion => explain.fusion,
+            feedback_boost => explain.feedback_boost
         ) as candidate
     );
     -- The chunk that was asked for; of a document the best one: first among the candidates, else the nearest.
@@ -3634,7 +4271,7 @@ begin
 end
 $$;
 
-comment on function explain(text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, double precision, integer, text, text) is 'Why a chunk, or the best chunk of a document, is in the answer of search() or not: one row for each stage that it reached, passed or not, value in the unit that detail names. No row for a document that the principal may not read, as for one that does not exist';
+comment on function explain(text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, double precision, integer, text, text, double precision) is 'Why a chunk, or the best chunk of a document, is in the answer of search() or not: one row for each stage that it reached, passed or not, value in the unit that detail names. No row for a document that the principal may not read, as for one that does not exist';
 -- Care of large classes: which there are, what indexes they have, and their statistics. Judging and building are
 -- rag maintain's: an index is built concurrently, which no function can, and only by the owner of the table.
 -- The definer functions belong to rag_search, which may read lexemes; they give out numbers alone.
@@ -4081,6 +4718,28 @@ begin
     return query select 'rag_documents', removed;
     total := total + removed;
 
+    -- Of others' feedback only what is about that which is erased.
+    delete from rag_feedback as given
+    where given.tenant_id = forget.tenant_id
+        and (
+            given.document_id = any(document_ids)
+            or (
+                kind <> 'source'
+                and (askers is null or given.user_id = any(askers))
+                and (kind <> 'project' or exists (
+                    select
+                    from rag_query_logs as log
+                    where log.tenant_id = given.tenant_id
+                        and log.user_id = given.user_id
+                        and log.id = given.query_id
+                        and log.project_id = forget.project_id
+                ))
+            )
+        );
+    get diagnostics removed = row_count;
+    return query select 'rag_feedback', removed;
+    total := total + removed;
+
     -- Of others' questions only the hits on what is erased.
     delete from rag_query_log_chunks as hit
     where hit.tenant_id = forget.tenant_id
@@ -4119,6 +4778,22 @@ begin
         and (kind <> 'project' or assertion.project_id = forget.project_id);
     get diagnostics removed = row_count;
     return query select 'rag_assertions', removed;
+    total := total + removed;
+
+    delete from rag_tags as tag
+    where tag.tenant_id = forget.tenant_id
+        and (kind = 'tenant' or (kind = 'user' and tag.owner_user_id = forget.user_id));
+    get diagnostics removed = row_count;
+    return query select 'rag_tags', removed;
+    total := total + removed;
+
+    delete from rag_retractions as retraction
+    where retraction.tenant_id = forget.tenant_id
+        and kind <> 'source'
+        and (askers is null or retraction.user_id = any(askers))
+        and (kind <> 'project' or retraction.project_id = forget.project_id);
+    get diagnostics removed = row_count;
+    return query select 'rag_retractions', removed;
     total := total + removed;
 
     delete from rag_project_members as membership
@@ -4160,6 +4835,10 @@ begin
         get diagnostics removed = row_count;
         return query select 'rag_calibrations', removed;
         total := total + removed;
+        delete from rag_prompts as prompt where prompt.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_prompts', removed;
+        total := total + removed;
         delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
     end if;
 
@@ -4171,7 +4850,7 @@ begin
 end
 $$;
 
-comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked and share; or a project, of one owner when user_id is given, with what was asked in it; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
+comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked, rated and share, tags included; or a project, of one owner when user_id is given, with what was asked in it; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
 
 create function count_traces(
     tenant_id text,
@@ -4259,6 +4938,14 @@ begin
     select 'rag_documents', count(*)
     from its_documents
     union all
+    select 'rag_feedback', count(*)
+    from rag_feedback as given
+    where given.tenant_id = count_traces.tenant_id
+        and (
+            given.document_id in (select its.id from its_documents as its)
+            or (given.user_id, given.query_id) in (select its.user_id, its.id from its_questions as its)
+        )
+    union all
     select 'rag_query_log_chunks', count(*)
     from rag_query_log_chunks as hit
     where hit.tenant_id = count_traces.tenant_id
@@ -4276,6 +4963,18 @@ begin
         and kind <> 'source'
         and (count_traces.user_id is null or assertion.user_id in (select person.asker from its_askers as person))
         and (count_traces.project_id is null or assertion.project_id = count_traces.project_id)
+    union all
+    select 'rag_tags', count(*)
+    from rag_tags as tag
+    where tag.tenant_id = count_traces.tenant_id
+        and (kind = 'tenant' or (kind = 'user' and tag.owner_user_id = count_traces.user_id))
+    union all
+    select 'rag_retractions', count(*)
+    from rag_retractions as retraction
+    where retraction.tenant_id = count_traces.tenant_id
+        and kind <> 'source'
+        and (count_traces.user_id is null or retraction.user_id in (select person.asker from its_askers as person))
+        and (count_traces.project_id is null or retraction.project_id = count_traces.project_id)
     union all
     select 'rag_project_members', count(*)
     from its_members
@@ -4298,7 +4997,11 @@ begin
     union all
     select 'rag_calibrations', count(*)
     from rag_calibrations as calibration
-    where calibration.tenant_id = count_traces.tenant_id and kind = 'tenant';
+    where calibration.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_prompts', count(*)
+    from rag_prompts as prompt
+    where prompt.tenant_id = count_traces.tenant_id and kind = 'tenant';
 end
 $$;
 
@@ -4331,7 +5034,7 @@ begin
 end
 $$;
 
-comment on function expire_logs(interval, text) is 'Removes questions, what they got back, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+comment on function expire_logs(interval, text) is 'Removes questions, what they got back and what was made of it, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
 
 create function embeds_with(tenant_id text, embedding_model text)
 returns boolean
@@ -4595,6 +5298,55 @@ group by
     document.tenant_id, document.document_id, document.title, document.source_type, document.source_id;
 
 comment on view v_source_usage is 'One row for each document that the reader may see, with how often questions that the reader may see got it back and cited it';
+
+create view v_routed_queries
+with (security_invoker = true, security_barrier = true)
+as
+select
+    query.tenant_id,
+    query.query_id,
+    query.asked_at,
+    query.user_id,
+    query.project_id,
+    query.route_tag,
+    query.route_fallback,
+    query.confidence,
+    query.result_count,
+    query.citation_count,
+    query.query_length,
+    query.query_text
+from my_queries() as query
+where query.action = 'ROUTE';
+
+comment on view v_routed_queries is 'One row for each question whose asker was sent to a person, with the tag of whose owner that was; confidence from 0 to 100';
+
+create view v_feedback
+with (security_invoker = true, security_barrier = true)
+as
+select
+    given.tenant_id,
+    given.query_id,
+    query.asked_at,
+    given.user_id,
+    given.document_id,
+    given.chunk_index,
+    given.document_id || ':' || given.chunk_index as source_id,
+    hit.rank,
+    hit.cited,
+    given.rating,
+    given.clicked,
+    query.confidence,
+    query.action,
+    given.created_at,
+    given.updated_at
+from my_feedback() as given
+join my_queries() as query on query.query_id = given.query_id
+left join my_query_chunks() as hit
+    on hit.query_id = given.query_id
+    and hit.document_id = given.document_id
+    and hit.chunk_index = given.chunk_index;
+
+comment on view v_feedback is 'One row for each answer, and for each source of one, that somebody made something of: rating 1, 0, -1 or null, clicked or not; of an answer itself document and rank are null';
 -- Who may do what. Everything not granted here is refused; docs/access.md has it as a table.
 
 -- The owner of the functions on the query path.
@@ -4607,6 +5359,7 @@ grant select (
     tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
     content_updated_at, source_updated_at
 ) on rag_documents to rag_search;
+grant select (tenant_id, user_id, access_id, document_id, rating, clicked) on rag_feedback to rag_search;
 grant select on rag_signing_keys to rag_search;
 grant select on rag_analysts to rag_search;
 grant select on rag_service_keys to rag_search;
@@ -4617,9 +5370,11 @@ to rag_search;
 -- The owner of the functions that read for the principal.
 grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks to rag_principal;
 grant select, insert on rag_tombstones to rag_principal;
-grant update (generation, reason, updated_at) on rag_tombstones to rag_principal;
+grant update (generation, reason, updated_at, retracted, cascade_id, removed_id) on rag_tombstones to rag_principal;
 grant select (tenant_id, subject_digest) on rag_erasures to rag_principal;
-grant select on rag_calibrations to rag_principal;
+grant select on rag_calibrations, rag_tags, rag_prompts to rag_principal;
+grant select, insert on rag_feedback to rag_principal;
+grant update (rating, clicked, updated_at) on rag_feedback to rag_principal;
 grant select, insert, delete on rag_project_members to rag_principal;
 grant update (may_write) on rag_project_members to rag_principal;
 
@@ -4633,11 +5388,15 @@ grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
 grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
 grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
 grant select (tenant_id, user_id, query_id, document_id), delete on rag_query_log_chunks to rag_steward;
+grant select (tenant_id, user_id, query_id, document_id), delete on rag_feedback to rag_steward;
+grant select (tenant_id, owner_user_id), delete on rag_tags to rag_steward;
+grant select (tenant_id), delete on rag_prompts to rag_steward;
 grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_steward;
 grant select (tenant_id), delete on rag_analysts to rag_steward;
 grant select (tenant_id), delete on rag_service_keys to rag_steward;
 grant select (tenant_id), delete on rag_calibrations to rag_steward;
 grant select (tenant_id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
+grant select (tenant_id, user_id, project_id), delete on rag_retractions to rag_steward;
 
 -- The service. Of what it may delete and count it reads the keys; all else through functions.
 grant select (tenant_id, access_id, id), insert, delete on rag_documents to rag_app, rag_publisher;
@@ -4650,6 +5409,8 @@ to rag_app, rag_publisher;
 grant insert on rag_query_logs, rag_query_log_chunks to rag_app, rag_publisher;
 -- Its id and time are the database's to say.
 grant insert (tenant_id, key_id, user_id, project_id, tags, action) on rag_assertions to rag_app, rag_publisher;
+grant insert (tenant_id, user_id, project_id, action, reason, cascade_id, sources, documents, chunks)
+on rag_retractions to rag_app, rag_publisher;
 
 -- People who operate it.
 grant select, insert, delete on rag_project_members to rag_operator;
@@ -4661,10 +5422,14 @@ grant update (revoked_at) on rag_service_keys to rag_operator;
 grant select, insert, delete on rag_calibrations to rag_operator;
 grant update (vector_share, min_similarity, questions, ndcg_before, ndcg_after, calibrated_at) on rag_calibrations
 to rag_operator;
-grant select on rag_assertions, rag_erasures to rag_operator;
+grant select, insert, delete on rag_tags, rag_prompts to rag_operator;
+grant update (owner_user_id, owner_email, updated_at) on rag_tags to rag_operator;
+grant update (prompt, replaces, generation, updated_at) on rag_prompts to rag_operator;
+grant select on rag_assertions, rag_retractions, rag_erasures to rag_operator;
 
 -- Views, for the service and for analysts.
-grant select on v_documents, v_chunks, v_query_latency, v_empty_results, v_stale_documents, v_source_usage
+grant select on v_documents, v_chunks, v_query_latency, v_empty_results, v_stale_documents, v_source_usage,
+v_routed_queries, v_feedback
 to rag_app, rag_publisher, rag_analyst;
 
 -- Functions, by who may call them. Definer functions go to their owners, which may create nothing
@@ -4685,6 +5450,7 @@ begin
             ('my_principal()', people || array['rag_principal', 'rag_search'], 'rag_search'),
             ('my_tenant_id()', people || array['rag_principal', 'rag_search'], null),
             ('my_user_id()', people || array['rag_principal'], null),
+            ('my_tags()', array['rag_principal'], null),
             ('i_am_analyst()', array['rag_principal'], null),
             ('my_access_ids()', people || array['rag_principal'], 'rag_search'),
             ('my_writable_access_ids()', service || array['rag_principal'], 'rag_search'),
@@ -4697,6 +5463,7 @@ begin
             ('tenant_lock(text)', service || array['rag_search', 'rag_principal', 'rag_steward'], null),
             -- reading
             ('source_digest(text, text)', array['rag_principal'], null),
+            ('provenance_digest(text)', array['rag_principal'], null),
             ('erasure_digest(text, text, text[])', array['rag_principal', 'rag_steward'], null),
             ('my_documents()', people, 'rag_principal'),
             ('my_listed_documents()', people, 'rag_search'),
@@ -4707,10 +5474,18 @@ begin
             ('my_sources_among(text[])', service, 'rag_principal'),
             ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
+            ('derived_documents(uuid[], text[], text[], boolean)', service, 'rag_principal'),
+            ('retraction_of(text, bigint, text, text, text)', service, 'rag_principal'),
+            ('close_sources(bigint[], text[], text[], uuid[], text)', service, 'rag_principal'),
+            ('reopen_sources(text[], text[], uuid[], text[], text[])', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),
             ('my_min_similarity(text)', service, 'rag_principal'),
             ('my_queries()', people, 'rag_principal'),
             ('my_query_chunks()', people, 'rag_principal'),
+            ('my_feedback()', people, 'rag_principal'),
+            ('give_feedback(uuid, uuid, integer, integer, boolean)', service, 'rag_principal'),
+            ('my_tag_owner(text)', service, 'rag_principal'),
+            ('my_prompt()', service, 'rag_principal'),
             ('my_members()', service, 'rag_principal'),
             ('share_project(text, bigint, boolean)', service, 'rag_principal'),
             ('unshare_project(text, bigint)', service, 'rag_principal'),
@@ -4730,22 +5505,23 @@ begin
             ('candidate_query(text[], bigint[], bigint, bigint)', array['rag_search'], null),
             ('keyword_candidates(text, text, uuid[], integer, bigint[], uuid[], text[], halfvec, text)', array['rag_principal'], 'rag_search'),
             ('nearest_indexed(bigint, halfvec, text, uuid[], integer, integer)', array['rag_principal'], null),
+            ('feedback_support(uuid[])', array['rag_principal'], 'rag_search'),
             ('vector_share(text, text, text)', array['rag_principal', 'rag_operator'], null),
             (
                 'fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], '
                 || 'halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, '
-                || 'integer, boolean)',
+                || 'integer, boolean, double precision)',
                 array['rag_principal'], null
             ),
             (
                 'search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, '
                 || 'double precision, integer, boolean, text, text, boolean, text[], text[], text[], text[], text[], '
-                || 'timestamptz, timestamptz, jsonb)',
+                || 'timestamptz, timestamptz, jsonb, double precision)',
                 people, 'rag_principal'
             ),
             (
                 'explain(text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, '
-                || 'double precision, integer, text, text)',
+                || 'double precision, integer, text, text, double precision)',
                 people, 'rag_principal'
             ),
             -- maintaining

@@ -68,6 +68,24 @@ from (
     )
     union all
     (
+        select 'my_feedback', cast(given.document_id as text)
+        from rag.my_feedback() as given
+        limit 100
+    )
+    union all
+    (
+        select 'v_feedback', cast(given.document_id as text)
+        from rag.v_feedback as given
+        limit 100
+    )
+    union all
+    (
+        select 'v_routed_queries', 'query'
+        from rag.v_routed_queries as asked
+        limit 1
+    )
+    union all
+    (
         select 'my_classes', cast(class.access_id as text)
         from rag.my_classes() as class
         limit 100

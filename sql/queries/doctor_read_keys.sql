@@ -1,6 +1,6 @@
 -- The same for the ways that only the service has; rows as in doctor_read.
 -- tenant_id: text; and of the planted documents, of one length: document_ids: uuid[], access_ids: bigint[],
--- scopes: text[]; and of their source: user_id: bigint; project_id, source_type, source_id: text
+-- scopes: text[]; and of their source: user_id: bigint; project_id, source_type, source_id: text; and tag: text
 with planted as (
     select given.id, given.access_id, given.scope
     from unnest(
@@ -30,6 +30,14 @@ from (
     select 'my_sources_among', cast(document.document_id as text)
     from rag.my_sources_among(array[%(source_id)s]) as document
     union all
+    select 'derived_documents', cast(document.document_id as text)
+    from rag.derived_documents(
+        document_ids => '{}',
+        source_ids => array[%(source_id)s],
+        provenance_ids => '{}',
+        cascades => true
+    ) as document
+    union all
     select 'find_source', cast(source.id as text)
     from planted
     cross join lateral rag.find_source(
@@ -54,6 +62,18 @@ from (
     ) as source
     where planted.scope = 'user'
         and source.generation > 0
+    union all
+    (
+        select 'my_tag_owner', 'owner'
+        from rag.my_tag_owner(%(tag)s) as owner
+        limit 1
+    )
+    union all
+    (
+        select 'my_prompt', 'prompt'
+        from rag.my_prompt() as told
+        limit 1
+    )
     union all
     (
         select 'my_members', 'member'

@@ -2,7 +2,8 @@
 -- question: text; document_id: uuid; chunk_index: integer or null; embedding: halfvec as text, or null;
 -- embedding_model: text or null; top_k: rows; scope: text or null; min_similarity, model_min_similarity: as for
 -- search; max_per_document: chunks; budget_tokens: tokens or null; duplicate_threshold: Jaccard;
--- duplicate_candidates: rows; arms: hybrid, vector or keyword; fusion: rank or score
+-- duplicate_candidates: rows; arms: hybrid, vector or keyword; fusion: rank or score;
+-- feedback_boost: share of the score, 0 to 1
 select
     stage,
     passed,
@@ -26,5 +27,6 @@ from rag.explain(
     duplicate_threshold => %(duplicate_threshold)s,
     duplicate_candidates => %(duplicate_candidates)s,
     arms => %(arms)s,
-    fusion => %(fusion)s
+    fusion => %(fusion)s,
+    feedback_boost => %(feedback_boost)s
 )

@@ -1,5 +1,7 @@
--- Waits until nobody erases in the tenant and nobody else writes this source; held to the end of the transaction.
--- tenant_id: text; source: text that names tenant, owner and source
+-- Waits until nobody erases in the tenant, retracts among what this owner has, or writes this source; held to the end
+-- of the transaction.
+-- tenant_id: text; owner: text that names tenant and owner; source: text that names tenant, owner and source
 select
     pg_advisory_xact_lock_shared(rag.tenant_lock(%(tenant_id)s)),
+    pg_advisory_xact_lock_shared(hashtextextended(%(owner)s, 0)),
     pg_advisory_xact_lock(hashtextextended(%(source)s, 0))

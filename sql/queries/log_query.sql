@@ -5,12 +5,13 @@ with logged as (
     insert into rag.rag_query_logs (
         tenant_id, id, user_id, project_id, scope, query_hash, query_length, query_text, mode,
         embedding_model, model_used, result_count, citation_count, context_tokens, confidence, action,
-        retrieval_ms, generation_ms, latency_ms
+        route_tag, route_fallback, retrieval_ms, generation_ms, latency_ms
     )
     values (
         %(tenant_id)s, %(id)s, %(user_id)s, %(project_id)s, %(scope)s, %(query_hash)s, %(query_length)s,
         %(query_text)s, %(mode)s, %(embedding_model)s, %(model_used)s, %(result_count)s, %(citation_count)s,
-        %(context_tokens)s, %(confidence)s, %(action)s, %(retrieval_ms)s, %(generation_ms)s, %(latency_ms)s
+        %(context_tokens)s, %(confidence)s, %(action)s, %(route_tag)s, %(route_fallback)s, %(retrieval_ms)s,
+        %(generation_ms)s, %(latency_ms)s
     )
 )
 

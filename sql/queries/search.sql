@@ -4,7 +4,9 @@
 -- was calibrated, else model_min_similarity; max_per_document: chunks; budget_tokens: tokens or null;
 -- duplicate_threshold: Jaccard; duplicate_candidates: rows; include_dropped: boolean; arms: hybrid, vector or keyword; fusion: rank or score;
 -- only_verified: boolean; only_domains, only_doc_types, only_source_types, only_languages, only_tags: text[] or null;
--- updated_from, updated_before: timestamptz or null; only_metadata: jsonb object or null
+-- updated_from, updated_before: timestamptz or null; only_metadata: jsonb object or null;
+-- feedback_boost: share of the score, 0 to 1. Beside each row stands what the tenant tells the model, or nulls: one
+-- round trip for both, and never older than the search.
 select
     rank,
     document_id,
@@ -32,7 +34,10 @@ select
     reason,
     duplicate_of,
     mode,
-    recall
+    recall,
+    told.prompt as tenant_prompt,
+    told.replaces as tenant_prompt_replaces,
+    told.generation as tenant_prompt_generation
 from rag.search(
     question => %(question)s,
     embedding => cast(%(embedding)s as halfvec),
@@ -60,5 +65,7 @@ from rag.search(
     only_tags => %(only_tags)s,
     updated_from => %(updated_from)s,
     updated_before => %(updated_before)s,
-    only_metadata => %(only_metadata)s
+    only_metadata => %(only_metadata)s,
+    feedback_boost => %(feedback_boost)s
 )
+left join rag.my_prompt() as told on true

@@ -104,6 +104,10 @@ create table rag_documents (
     constraint rag_documents_metadata check (jsonb_typeof(metadata) = 'object')
 );
 
+-- Where a retraction looks for what was derived from something; most documents name nothing.
+create index rag_documents_provenance on rag_documents (tenant_id, access_id, provenance_id)
+where provenance_id is not null;
+
 -- Classes differ in size by a factor of a million. Taken for one, the planner counts with the largest, and
 -- looks a document up in the index where it would otherwise read all of a class that it believes to be small.
 alter table rag_documents alter column access_id set (n_distinct = 1);
@@ -311,22 +315,29 @@ create table rag_tombstones (
     reason text not null,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
+    retracted boolean not null default false,
+    cascade_id text,
+    removed_id uuid,
     constraint rag_tombstones_pkey primary key (tenant_id, access_id, source_digest),
     constraint rag_tombstones_class foreign key (tenant_id, access_id)
         references rag_access_classes (tenant_id, access_id) on delete cascade,
     constraint rag_tombstones_digest check (octet_length(source_digest) = 32),
     -- Far from the end of bigint, where the next deletion would fail.
-    constraint rag_tombstones_generation check (generation between 1 and 1000000000)
+    constraint rag_tombstones_generation check (generation between 1 and 1000000000),
+    constraint rag_tombstones_cascade check (length(cascade_id) between 1 and 128)
 );
 
-comment on table rag_tombstones is 'Sources that were deleted, without their names: an ingest that began before the deletion finds a newer generation here and gives up';
+comment on table rag_tombstones is 'Sources that were deleted or retracted, without their names: an ingest that began before finds a newer generation here and gives up, and one of a retracted source is refused';
 comment on column rag_tombstones.tenant_id is 'The tenant';
 comment on column rag_tombstones.access_id is 'The access class of the deleted document';
-comment on column rag_tombstones.source_digest is 'source_digest() of the deleted document''s source_type and source_id';
+comment on column rag_tombstones.source_digest is 'source_digest() of the deleted document''s source_type and source_id; without the type when it was retracted; provenance_digest() when all that is derived of it was';
 comment on column rag_tombstones.generation is 'Number of deletions so far; only grows';
 comment on column rag_tombstones.reason is 'Why it was deleted, a word of the service''s';
 comment on column rag_tombstones.created_at is 'When it was first deleted';
-comment on column rag_tombstones.updated_at is 'When it was last deleted';
+comment on column rag_tombstones.updated_at is 'When it was last deleted, retracted or reinstated';
+comment on column rag_tombstones.retracted is 'Whether an ingest is refused until the source is reinstated, unless it names a higher generation';
+comment on column rag_tombstones.cascade_id is 'Of the last retraction, as in rag_retractions; null when it was deleted alone';
+comment on column rag_tombstones.removed_id is 'Id of the document that was last retracted; null when there was none';
 
 create table rag_erasures (
     tenant_id text not null,
@@ -369,6 +380,8 @@ create table rag_query_logs (
     context_tokens integer not null,
     confidence integer,
     action text,
+    route_tag text,
+    route_fallback boolean,
     retrieval_ms double precision not null,
     generation_ms double precision not null,
     latency_ms double precision not null,
@@ -394,7 +407,9 @@ comment on column rag_query_logs.result_count is 'Chunks that the search returne
 comment on column rag_query_logs.citation_count is 'Citations that survived the re-check';
 comment on column rag_query_logs.context_tokens is 'Tokens of context in the prompt';
 comment on column rag_query_logs.confidence is 'Confidence from 0 to 100; null when nothing was generated';
-comment on column rag_query_logs.action is 'CITE or ROUTE; null when nothing was generated';
+comment on column rag_query_logs.action is 'CITE, ROUTE or DIRECT; null when nothing was generated';
+comment on column rag_query_logs.route_tag is 'With action ROUTE: the tag whose owner the asker was sent to; system for the administrator';
+comment on column rag_query_logs.route_fallback is 'With action ROUTE: whether it was the administrator, for want of an owner';
 comment on column rag_query_logs.retrieval_ms is 'Milliseconds for embedding the question and searching';
 comment on column rag_query_logs.generation_ms is 'Milliseconds for writing the answer';
 comment on column rag_query_logs.latency_ms is 'Milliseconds in all';
@@ -426,6 +441,92 @@ comment on column rag_query_log_chunks.chunk_index is 'The chunk within the docu
 comment on column rag_query_log_chunks.score is 'Fused score, larger is better';
 comment on column rag_query_log_chunks.cosine is 'Cosine of question and chunk; null when they were not compared';
 comment on column rag_query_log_chunks.cited is 'Whether the answer cites it';
+
+create table rag_feedback (
+    tenant_id text not null,
+    user_id bigint not null,
+    query_id uuid not null,
+    rank integer not null,
+    access_id bigint,
+    document_id uuid,
+    chunk_index integer,
+    rating smallint,
+    clicked boolean not null default false,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_feedback_pkey primary key (tenant_id, user_id, query_id, rank),
+    constraint rag_feedback_query foreign key (tenant_id, user_id, query_id)
+        references rag_query_logs (tenant_id, user_id, id) on delete cascade,
+    constraint rag_feedback_user check (user_id > 0),
+    constraint rag_feedback_source check (
+        case rank when 0 then num_nonnulls(access_id, document_id, chunk_index) = 0
+        else rank > 0 and num_nulls(access_id, document_id, chunk_index) = 0 end
+    ),
+    constraint rag_feedback_rating check (rating between -1 and 1),
+    constraint rag_feedback_something check (clicked or rating is not null)
+);
+
+-- What a search with a boost looks up of its candidates.
+create index rag_feedback_document on rag_feedback (tenant_id, access_id, document_id) where document_id is not null;
+
+comment on table rag_feedback is 'What people made of an answer and of its sources: one row for each user, question and source, the last word holds; goes with the question''s row';
+comment on column rag_feedback.tenant_id is 'The tenant';
+comment on column rag_feedback.user_id is 'Who asked, and says so';
+comment on column rag_feedback.query_id is 'The question';
+comment on column rag_feedback.rank is 'The source''s position in the result, as in rag_query_log_chunks; 0 for the answer itself';
+comment on column rag_feedback.access_id is 'The document''s access class when it was first said: a ranking counts it within this class alone; null for the answer';
+comment on column rag_feedback.document_id is 'The document, which may be gone by now; null for the answer';
+comment on column rag_feedback.chunk_index is 'The chunk within the document; null for the answer';
+comment on column rag_feedback.rating is '1 good, -1 bad, 0 neither; null when it was not rated';
+comment on column rag_feedback.clicked is 'Whether it was opened';
+comment on column rag_feedback.created_at is 'When it was first said';
+comment on column rag_feedback.updated_at is 'When it last changed';
+
+create table rag_tags (
+    tenant_id text not null,
+    name text not null,
+    owner_user_id bigint,
+    owner_email text,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_tags_pkey primary key (tenant_id, name),
+    constraint rag_tags_tenant check (length(tenant_id) between 1 and 128),
+    -- Everybody has the tag public, so that it says nothing of whom to ask.
+    constraint rag_tags_name check (length(name) between 1 and 64 and name <> 'public'),
+    constraint rag_tags_owner check (owner_user_id > 0),
+    -- RFC 5321, 4.5.3.1.3: a path has 256 characters, two of which are its brackets.
+    constraint rag_tags_email check (length(owner_email) between 3 and 254 and owner_email ~ '^[^@[:space:][:cntrl:]]+@[^@[:space:][:cntrl:]]+$'),
+    constraint rag_tags_somebody check (num_nonnulls(owner_user_id, owner_email) > 0)
+);
+
+comment on table rag_tags is 'Who owns a tag: whom to ask when an answer from its documents is not sure enough';
+comment on column rag_tags.tenant_id is 'The tenant; a tag of the same name in another one is another tag';
+comment on column rag_tags.name is 'The tag, as in rag_access_classes.tags';
+comment on column rag_tags.owner_user_id is 'The user who owns it; null when only an address is known';
+comment on column rag_tags.owner_email is 'Where the owner is reached; shown to askers who hold the tag unless RAG_EXPOSE_OWNER_EMAIL is off';
+comment on column rag_tags.created_at is 'When an owner was first named';
+comment on column rag_tags.updated_at is 'When the owner last changed';
+
+create table rag_prompts (
+    tenant_id text not null,
+    prompt text not null,
+    replaces boolean not null default false,
+    generation bigint not null default 1,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_prompts_pkey primary key (tenant_id),
+    constraint rag_prompts_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_prompts_prompt check (octet_length(prompt) between 1 and 8192 and prompt ~ '[^[:space:]]'),
+    constraint rag_prompts_generation check (generation between 1 and 1000000000)
+);
+
+comment on table rag_prompts is 'What a tenant tells the model before the rules of the service, which always stay';
+comment on column rag_prompts.tenant_id is 'The tenant';
+comment on column rag_prompts.prompt is 'The text, taken as it is; at most 8 KiB';
+comment on column rag_prompts.replaces is 'Whether it stands instead of the service''s introduction, or follows it';
+comment on column rag_prompts.generation is 'How often it was set';
+comment on column rag_prompts.created_at is 'When it was first set';
+comment on column rag_prompts.updated_at is 'When it was last set';
 
 create table rag_signing_keys (
     key_id text not null,
@@ -535,6 +636,39 @@ comment on column rag_assertions.tags is 'The tags that it asserted';
 comment on column rag_assertions.action is 'query, ingest or delete';
 comment on column rag_assertions.created_at is 'When';
 
+create table rag_retractions (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    user_id bigint not null,
+    project_id text,
+    action text not null,
+    reason text not null,
+    cascade_id text,
+    sources integer not null,
+    documents integer not null,
+    chunks integer not null,
+    created_at timestamptz not null default now(),
+    constraint rag_retractions_pkey primary key (tenant_id, id),
+    constraint rag_retractions_action check (action in ('invalidate', 'reinstate')),
+    constraint rag_retractions_texts check (length(reason) between 1 and 1000 and length(cascade_id) between 1 and 128),
+    constraint rag_retractions_counts check (sources >= 0 and documents >= 0 and chunks >= 0)
+);
+
+create index rag_retractions_time on rag_retractions (tenant_id, created_at);
+
+comment on table rag_retractions is 'Who invalidated or reinstated sources and why, one row for each request; stays until its tenant, user or project is erased';
+comment on column rag_retractions.tenant_id is 'The tenant';
+comment on column rag_retractions.id is 'Random identifier';
+comment on column rag_retractions.user_id is 'Who asked for it; 0 for a principal without a user';
+comment on column rag_retractions.project_id is 'The principal''s project; * for all of theirs';
+comment on column rag_retractions.action is 'invalidate or reinstate';
+comment on column rag_retractions.reason is 'Why, in the words of whoever asked for it';
+comment on column rag_retractions.cascade_id is 'Names what was retracted together; also in rag_tombstones';
+comment on column rag_retractions.sources is 'Sources and provenances that were closed or opened, each once for each class';
+comment on column rag_retractions.documents is 'Documents that were removed';
+comment on column rag_retractions.chunks is 'Their chunks';
+comment on column rag_retractions.created_at is 'When';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -555,14 +689,18 @@ begin
             ('rag_class_languages', array['tenant_id']),
             ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
             ('rag_calibrations', array['tenant_id']),
-            ('rag_tombstones', array['tenant_id', 'source_digest', 'reason']),
+            ('rag_tombstones', array['tenant_id', 'source_digest', 'reason', 'cascade_id']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
-            ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text']),
+            ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text', 'route_tag']),
             ('rag_query_log_chunks', array['tenant_id']),
+            ('rag_feedback', array['tenant_id']),
+            ('rag_tags', array['tenant_id', 'name', 'owner_email']),
+            ('rag_prompts', array['tenant_id', 'prompt']),
             ('rag_signing_keys', array['key_id', 'inner_pad', 'outer_pad']),
             ('rag_analysts', array['tenant_id', 'role_name', 'tags', 'projects']),
             ('rag_service_keys', array['tenant_id', 'name', 'secret_sha256', 'tags', 'user_ids', 'project_ids']),
-            ('rag_assertions', array['tenant_id', 'project_id', 'tags'])
+            ('rag_assertions', array['tenant_id', 'project_id', 'tags']),
+            ('rag_retractions', array['tenant_id', 'project_id', 'reason', 'cascade_id'])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop

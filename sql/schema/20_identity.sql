@@ -173,6 +173,20 @@ $$;
 
 comment on function my_user_id() is 'The principal''s user, null for nobody, for an analyst and for a principal without a user';
 
+create function my_tags()
+returns text[]
+language plpgsql
+stable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    return coalesce((select me.tags from my_principal() as me), '{}');
+end
+$$;
+
+comment on function my_tags() is 'The principal''s tags, none for nobody';
+
 create function i_am_analyst()
 returns boolean
 language plpgsql

@@ -10,7 +10,7 @@ begin
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
         'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
-        'rag_calibrations'
+        'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -89,8 +89,12 @@ begin
             ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
             ('rag_query_log_chunks', 'rag_principal', array['select']),
             ('rag_calibrations', 'rag_principal', array['select']),
+            ('rag_feedback', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_tags', 'rag_principal', array['select']),
+            ('rag_prompts', 'rag_principal', array['select']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
-            ('rag_assertions', 'rag_app, rag_publisher', array['insert'])
+            ('rag_assertions', 'rag_app, rag_publisher', array['insert']),
+            ('rag_retractions', 'rag_app, rag_publisher', array['insert'])
         ) as granted (table_name, roles, commands)
         cross join lateral unnest(granted.commands) as command
     loop
@@ -198,7 +202,7 @@ for delete to rag_app, rag_publisher
 using (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy remove_chunks on rag_chunks is 'Chunks of the classes that the principal may write';
 
--- Tombstones. Nobody removes one.
+-- Tombstones. Nobody removes one; a retraction is lifted by its column.
 create policy read_tombstones on rag_tombstones
 for select to rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
@@ -246,12 +250,54 @@ for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_log_chunks on rag_query_log_chunks is 'Results of the principal''s own questions';
 
+-- What people made of their answers.
+create policy read_feedback on rag_feedback
+for select to rag_principal
+using (user_id = (select my_user_id()) or (select i_am_analyst()));
+comment on policy read_feedback on rag_feedback is 'The principal''s own words; of an analyst''s tenant';
+
+create policy give_feedback on rag_feedback
+for insert to rag_principal
+with check (
+    user_id = (select my_user_id())
+    and (access_id is null or access_id = any((select my_access_ids())::bigint[]))
+);
+comment on policy give_feedback on rag_feedback is 'The principal''s own words, in classes that it may read';
+
+create policy change_feedback on rag_feedback
+for update to rag_principal
+using (user_id = (select my_user_id()))
+with check (user_id = (select my_user_id()));
+comment on policy change_feedback on rag_feedback is 'The principal''s own words; which class they count in is never changed';
+
+create policy count_feedback on rag_feedback
+for select to rag_search
+using (true);
+comment on policy count_feedback on rag_feedback is 'feedback_support() counts within the classes that my_access_ids() gives it';
+
+-- Whom to ask, and what a tenant tells the model.
+create policy read_tags on rag_tags
+for select to rag_principal
+using (name = any((select my_tags())::text[]));
+comment on policy read_tags on rag_tags is 'Owners of the tags that the principal holds';
+
+create policy read_prompts on rag_prompts
+for select to rag_principal
+using (tenant_id = (select my_tenant_id()));
+comment on policy read_prompts on rag_prompts is 'The prompt of the principal''s tenant';
+
 create policy add_assertions on rag_assertions
 for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_assertions on rag_assertions is 'For whom a service speaks, written as that principal';
 
--- Operators, in every tenant: keys, analysts, calibrations and the record of what was done; never a document.
+create policy add_retractions on rag_retractions
+for insert to rag_app, rag_publisher
+with check (user_id = coalesce((select my_user_id()), 0));
+comment on policy add_retractions on rag_retractions is 'Who retracts, written as that principal';
+
+-- Operators, in every tenant: keys, analysts, calibrations, owners of tags, prompts and the record of what was
+-- done; never a document.
 do $$
 declare
     allowed record;
@@ -262,7 +308,10 @@ begin
             ('rag_analysts', array['select', 'insert', 'update', 'delete']),
             ('rag_service_keys', array['select', 'insert', 'update']),
             ('rag_calibrations', array['select', 'insert', 'update', 'delete']),
+            ('rag_tags', array['select', 'insert', 'update', 'delete']),
+            ('rag_prompts', array['select', 'insert', 'update', 'delete']),
             ('rag_assertions', array['select']),
+            ('rag_retractions', array['select']),
             ('rag_erasures', array['select'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
@@ -303,7 +352,11 @@ begin
             ('rag_analysts', array['select', 'delete']),
             ('rag_service_keys', array['select', 'delete']),
             ('rag_calibrations', array['select', 'delete']),
-            ('rag_assertions', array['select', 'delete'])
+            ('rag_feedback', array['select', 'delete']),
+            ('rag_tags', array['select', 'delete']),
+            ('rag_prompts', array['select', 'delete']),
+            ('rag_assertions', array['select', 'delete']),
+            ('rag_retractions', array['select', 'delete'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
     loop

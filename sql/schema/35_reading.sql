@@ -14,6 +14,17 @@ end;
 
 comment on function source_digest(text, text) is 'Stands for a source in a tombstone, which has to tell it again and nothing about it';
 
+create function provenance_digest(provenance_id text)
+returns bytea
+language sql
+immutable
+parallel safe
+begin atomic
+    select sha256(convert_to(array_to_json(array[null, null, provenance_id])::text, 'UTF8'));
+end;
+
+comment on function provenance_digest(text) is 'Stands in a tombstone for all that is derived of something; no source has this digest';
+
 create function erasure_digest(kind text, tenant_id text, subject text[])
 returns bytea
 language sql
@@ -318,6 +329,220 @@ $$;
 
 comment on function bury_source(bigint, text, text, text) is 'Remembers that a source was deleted, so that an ingest that began before does not bring it back; returns how often it was';
 
+-- The recursion goes through documents that the principal may read and not write: what is derived of them is
+-- no better for that. Class by class, as in my_document(), so that a foreign name costs what a missing one does.
+create function derived_documents(document_ids uuid[], source_ids text[], provenance_ids text[], cascades boolean)
+returns table (
+    access_id bigint, document_id uuid, scope text, source_id text, is_named boolean, may_write boolean
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    readable constant bigint[] := my_access_ids();
+    writable constant bigint[] := my_writable_access_ids();
+    origins constant text[] := provenance_ids || case when cascades then source_ids end;
+begin
+    return query
+    with recursive tainted as (
+        (
+            select named.access_id, named.id, named.scope, named.source_id, named.is_named
+            from unnest(readable) as mine (access_id)
+            cross join lateral (
+                select document.access_id, document.id, document.scope, document.source_id, true as is_named
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = mine.access_id
+                    and document.id = any(document_ids)
+                offset 0
+            ) as named
+            union
+            select named.access_id, named.id, named.scope, named.source_id, named.is_named
+            from unnest(readable) as mine (access_id)
+            cross join lateral (
+                select document.access_id, document.id, document.scope, document.source_id, true as is_named
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = mine.access_id
+                    and document.source_id = any(source_ids)
+                offset 0
+            ) as named
+            union
+            select named.access_id, named.id, named.scope, named.source_id, named.is_named
+            from unnest(readable) as mine (access_id)
+            cross join lateral (
+                select
+                    document.access_id, document.id, document.scope, document.source_id,
+                    document.provenance_id = any(provenance_ids) as is_named
+                from rag_documents as document
+                where document.tenant_id = tenant
+                    and document.access_id = mine.access_id
+                    and document.provenance_id = any(origins)
+                offset 0
+            ) as named
+        )
+        union
+        select derived.access_id, derived.id, derived.scope, derived.source_id, false
+        from tainted
+        cross join lateral unnest(readable) as mine (access_id)
+        cross join lateral (
+            select document.access_id, document.id, document.scope, document.source_id
+            from rag_documents as document
+            where cascades
+                and document.tenant_id = tenant
+                and document.access_id = mine.access_id
+                and document.provenance_id = tainted.source_id
+            offset 0
+        ) as derived
+    )
+
+    select
+        tainted.access_id,
+        tainted.id,
+        tainted.scope,
+        tainted.source_id,
+        bool_or(tainted.is_named),
+        tainted.access_id = any(writable)
+    from tainted
+    group by tainted.access_id, tainted.id, tainted.scope, tainted.source_id
+    order by bool_or(tainted.is_named) desc, tainted.source_id, tainted.access_id, tainted.id;
+end
+$$;
+
+comment on function derived_documents(uuid[], text[], text[], boolean) is 'Of what the principal may read: documents with these ids, of these sources, and of these provenances; with cascades also what is derived of them, whose provenance_id is the source_id of one of them, and so on. May_write says whether the principal may remove it';
+
+create function retraction_of(
+    scope text, user_id bigint, project_id text, source_id text, provenance_id text,
+    out generation bigint, out closed bigint
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    select coalesce(sum(tombstone.generation), 0), max(tombstone.generation) filter (where tombstone.retracted)
+    into retraction_of.generation, retraction_of.closed
+    from my_classes() as class
+    join rag_tombstones as tombstone
+        on tombstone.tenant_id = class.tenant_id
+        and tombstone.access_id = class.access_id
+        and tombstone.source_digest in (
+            source_digest(null, retraction_of.source_id), provenance_digest(retraction_of.provenance_id)
+        )
+    where class.scope = retraction_of.scope
+        and class.user_id is not distinct from retraction_of.user_id
+        and class.project_id is not distinct from retraction_of.project_id;
+end
+$$;
+
+comment on function retraction_of(text, bigint, text, text, text) is 'Whether a source of this owner, or what it is derived of, is retracted in a class that the principal may read. generation: grows with each retraction; closed: the highest that is in force, null when the source is open';
+
+create function close_sources(
+    access_ids bigint[], source_ids text[], provenance_ids text[], document_ids uuid[], cascade_id text
+)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    buried bigint;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    with named as (
+        select
+            entry.access_id,
+            entry.document_id,
+            case
+                when entry.provenance_id is null then source_digest(null, entry.source_id)
+                else provenance_digest(entry.provenance_id)
+            end as digest
+        from unnest(
+            close_sources.access_ids, close_sources.source_ids, close_sources.provenance_ids,
+            close_sources.document_ids
+        ) as entry (access_id, source_id, provenance_id, document_id)
+    ),
+
+    raised as (
+        insert into rag_tombstones as tombstone (
+            tenant_id, access_id, source_digest, reason, retracted, cascade_id, removed_id
+        )
+        select distinct on (named.access_id, named.digest)
+            tenant, named.access_id, named.digest, 'invalidated', true, close_sources.cascade_id, named.document_id
+        from named
+        order by named.access_id, named.digest, named.document_id nulls last
+        on conflict (tenant_id, access_id, source_digest) do update
+        set retracted = true,
+            generation = tombstone.generation + 1,
+            reason = excluded.reason,
+            updated_at = excluded.updated_at,
+            cascade_id = excluded.cascade_id,
+            removed_id = coalesce(excluded.removed_id, tombstone.removed_id)
+        returning tombstone.generation
+    )
+
+    select max(raised.generation) into buried
+    from raised;
+    return buried;
+end
+$$;
+
+comment on function close_sources(bigint[], text[], text[], uuid[], text) is 'Retracts in each class the source or, where the list of provenances has one, what is derived of it: an ingest is refused until it is reinstated, and one that began before gives up. Lists of one length; returns the highest generation';
+
+create function reopen_sources(
+    source_ids text[], provenance_ids text[], document_ids uuid[], cascade_ids text[], scopes text[]
+)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    tenant constant text := my_tenant_id();
+    digests constant bytea[] := array(
+        select source_digest(null, source)
+        from unnest(reopen_sources.source_ids) as source
+        union
+        select provenance_digest(origin)
+        from unnest(reopen_sources.source_ids || reopen_sources.provenance_ids) as origin
+    );
+    classes constant bigint[] := array(
+        select class.access_id
+        from my_classes() as class
+        where class.may_write
+            and class.scope = any(reopen_sources.scopes)
+    );
+    opened bigint;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    update rag_tombstones as tombstone
+    set retracted = false,
+        updated_at = now()
+    where tombstone.tenant_id = tenant
+        and tombstone.access_id = any(classes)
+        and tombstone.retracted
+        and (
+            tombstone.source_digest = any(digests)
+            or tombstone.removed_id = any(reopen_sources.document_ids)
+            or tombstone.cascade_id = any(reopen_sources.cascade_ids)
+        );
+    get diagnostics opened = row_count;
+    return opened;
+end
+$$;
+
+comment on function reopen_sources(text[], text[], uuid[], text[], text[]) is 'Lets retracted sources, provenances, the sources of retracted documents and what was retracted under these cascades be ingested again, in the classes of these scopes that the principal may write; returns how many tombstones were lifted. What was removed does not come back by itself';
+
 create function search_mode(embedding_model text, scope text, document_ids uuid[])
 returns text
 language plpgsql
@@ -374,9 +599,9 @@ create function my_queries()
 returns table (
     tenant_id text, query_id uuid, user_id bigint, project_id text, scope text, query_length integer,
     query_text text, mode text, embedding_model text, model_used text, result_count integer,
-    citation_count integer, context_tokens integer, confidence integer, action text,
-    retrieval_ms double precision, generation_ms double precision, latency_ms double precision,
-    asked_at timestamptz
+    citation_count integer, context_tokens integer, confidence integer, action text, route_tag text,
+    route_fallback boolean, retrieval_ms double precision, generation_ms double precision,
+    latency_ms double precision, asked_at timestamptz
 )
 language plpgsql
 stable
@@ -405,13 +630,15 @@ begin
         case when me.user_scope is null or me.user_scope = 'text' then log.query_text end,
         log.mode, log.embedding_model, log.model_used, log.result_count,
         log.citation_count, log.context_tokens, log.confidence, log.action,
+        case when me.user_scope is null or log.route_tag = any(me.tags || array['system']) then log.route_tag end,
+        log.route_fallback,
         log.retrieval_ms, log.generation_ms, log.latency_ms,
         log.created_at
     from rag_query_logs as log;
 end
 $$;
 
-comment on function my_queries() is 'The principal''s own questions; for an analyst those of the tenant: their text only with user_scope text, who asked not with none, projects as far as they are the analyst''s';
+comment on function my_queries() is 'The principal''s own questions; for an analyst those of the tenant: their text only with user_scope text, who asked not with none, projects and tags as far as they are the analyst''s';
 
 create function my_query_chunks()
 returns table (
@@ -445,6 +672,144 @@ end
 $$;
 
 comment on function my_query_chunks() is 'What the questions of my_queries() got back, as far as the principal may read the documents';
+
+create function my_feedback()
+returns table (
+    tenant_id text, query_id uuid, user_id bigint, document_id uuid, chunk_index integer, rating smallint,
+    clicked boolean, created_at timestamptz, updated_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        given.tenant_id,
+        given.query_id,
+        case when me.user_scope is distinct from 'none' then given.user_id end,
+        given.document_id,
+        given.chunk_index,
+        given.rating,
+        given.clicked,
+        given.created_at,
+        given.updated_at
+    from my_principal() as me
+    cross join rag_feedback as given
+    where given.document_id is null
+        or exists (
+            select
+            from rag_documents as document
+            where document.tenant_id = given.tenant_id
+                and document.id = given.document_id
+        );
+end
+$$;
+
+comment on function my_feedback() is 'What was made of the questions of my_queries(): of the answers, and of sources as far as the principal may read the documents';
+
+create function give_feedback(
+    query_id uuid, document_id uuid, chunk_index integer, rating integer, clicked boolean
+)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+    place integer := 0;
+    class_id bigint;
+begin
+    select principal.tenant_id, principal.user_id into me from my_principal() as principal;
+    if me.user_id is null then
+        return false;
+    end if;
+    -- Before anything is looked up that an erasure takes away.
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
+    perform
+    from rag_query_logs as log
+    where log.tenant_id = me.tenant_id
+        and log.user_id = me.user_id
+        and log.id = give_feedback.query_id;
+    if not found then
+        return false;
+    end if;
+    if give_feedback.document_id is not null then
+        select hit.rank, document.access_id
+        into place, class_id
+        from rag_query_log_chunks as hit
+        cross join lateral my_document(hit.document_id) as document
+        where hit.tenant_id = me.tenant_id
+            and hit.user_id = me.user_id
+            and hit.query_id = give_feedback.query_id
+            and hit.document_id = give_feedback.document_id
+            and hit.chunk_index = give_feedback.chunk_index
+        order by hit.rank
+        limit 1;
+        if not found then
+            return false;
+        end if;
+    end if;
+    insert into rag_feedback as given (
+        tenant_id, user_id, query_id, rank, access_id, document_id, chunk_index, rating, clicked
+    )
+    values (
+        me.tenant_id, me.user_id, give_feedback.query_id, place, class_id, give_feedback.document_id,
+        case when give_feedback.document_id is not null then give_feedback.chunk_index end,
+        give_feedback.rating, give_feedback.clicked
+    )
+    on conflict (tenant_id, user_id, query_id, rank) do update
+    set rating = coalesce(excluded.rating, given.rating),
+        clicked = given.clicked or excluded.clicked,
+        updated_at = excluded.updated_at;
+    return true;
+end
+$$;
+
+comment on function give_feedback(uuid, uuid, integer, integer, boolean) is 'Keeps what the principal made of a question of their own: of a source that it got back and that they still may read, or of the answer where document_id is null. rating 1, 0, -1, or null for the one before. False, and nothing is written, for a question or a source that is not theirs, as for one that is missing';
+
+create function my_tag_owner(tag text)
+returns table (owner_user_id bigint, owner_email text)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select owned.owner_user_id, owned.owner_email
+    from rag_tags as owned
+    where owned.tenant_id = (select my_tenant_id())
+        and owned.name = my_tag_owner.tag;
+end
+$$;
+
+comment on function my_tag_owner(text) is 'Who owns a tag that the principal holds; no row for a tag without an owner, as for one that is not the principal''s';
+
+create function my_prompt()
+returns table (prompt text, replaces boolean, generation bigint)
+language plpgsql
+stable
+security definer
+rows 1
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select told.prompt, told.replaces, told.generation
+    from rag_prompts as told
+    where told.tenant_id = (select my_tenant_id());
+end
+$$;
+
+comment on function my_prompt() is 'What the principal''s tenant tells the model; no row when it says nothing';
 
 create function my_members()
 returns table (owner_user_id bigint, project_id text, member_user_id bigint, may_write boolean, created_at timestamptz)

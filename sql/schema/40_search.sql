@@ -618,6 +618,48 @@ end;
 
 comment on function vector_share(text, text, text) is 'Weight of the vector arm in a fusion (rank or score), the rest being that of the keywords: less for a language that the model does not know, where it would outvote the right words. A language that is not known counts as one that the model knows. As shipped: a row of rag_calibrations comes before it';
 
+-- What readers made of documents, each class by itself. A definer function, since it counts others' words; it takes
+-- its classes from the principal and gives out one number for a document, never who said what.
+create function feedback_support(document_ids uuid[])
+returns table (access_id bigint, document_id uuid, support double precision)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    -- As many neutral voices are counted in, so that one person moves a document by a quarter of the boost at most.
+    prior constant double precision := 3;
+begin
+    return query
+    select voice.access_id, voice.document_id, sum(voice.vote) / (count(*) + prior)
+    from (
+        -- One voice a person, whatever they click: the mean of what they said. To open a source is half of praising it.
+        select
+            said.access_id,
+            said.document_id,
+            avg(coalesce(said.rating, case when said.clicked then 0.5 else 0 end)::double precision) as vote
+        from unnest(my_access_ids()) as mine (access_id)
+        cross join lateral (
+            select given.access_id, given.document_id, given.user_id, given.rating, given.clicked
+            from rag_feedback as given
+            where given.tenant_id = tenant
+                and given.access_id = mine.access_id
+                and given.document_id = any(feedback_support.document_ids)
+            offset 0
+        ) as said
+        group by said.access_id, said.document_id, said.user_id
+    ) as voice
+    group by voice.access_id, voice.document_id;
+end
+$$;
+
+comment on function feedback_support(uuid[]) is 'How far readers of a class found its documents useful, from -1 to 1, of classes that the principal may read; no row for a document of which nobody said anything. Each person counts once';
+
 -- What `search` returns; its columns are final.
 create type search_hit as (
     rank integer,
@@ -671,7 +713,8 @@ create function fuse_candidates(
     budget_tokens integer,
     duplicate_threshold double precision,
     duplicate_candidates integer,
-    include_dropped boolean
+    include_dropped boolean,
+    feedback_boost double precision
 )
 returns setof search_hit
 language plpgsql
@@ -792,7 +835,7 @@ begin
         from candidate
     ),
 
-    fused as (
+    weighed as (
         select
             ranked.*,
             case fuse_candidates.fusion
@@ -807,11 +850,29 @@ begin
                         else 0
                     end
                     + ranked.vector_share * (vectors_k + 1) / (vectors_k + ranked.vector_rank)
-            end as score,
+            end as fusion_score,
             fuse_candidates.min_similarity is null
             or ranked.cosine is null
             or ranked.cosine >= fuse_candidates.min_similarity as similar_enough
         from ranked
+    ),
+
+    -- Without a boost nothing is counted, and the score is the fusion's to the last bit.
+    supported as materialized (
+        select counted.access_id, counted.document_id, counted.support
+        from feedback_support(array(select distinct candidate.document_id from candidate)) as counted
+        where fuse_candidates.feedback_boost > 0
+    ),
+
+    fused as (
+        select
+            weighed.*,
+            weighed.fusion_score
+            + abs(weighed.fusion_score) * fuse_candidates.feedback_boost * coalesce(supported.support, 0) as score
+        from weighed
+        left join supported
+            on supported.access_id = weighed.access_id
+            and supported.document_id = weighed.document_id
     ),
 
     -- From here on all candidates stay in one stream, and what becomes of each is written beside it: joined again
@@ -989,7 +1050,7 @@ begin
 end
 $$;
 
-comment on function fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, integer, boolean) is 'The nominees of both arms, read under the caller''s policies, in the order of their fused score; then minimum cosine, near-duplicates, chunks per document, top_k, token budget';
+comment on function fuse_candidates(bigint[], uuid[], bigint[], uuid[], double precision[], double precision[], boolean[], halfvec, text, text, text, text, integer, double precision, integer, integer, double precision, integer, boolean, double precision) is 'The nominees of both arms, read under the caller''s policies, in the order of their fused score, which feedback_boost moves by that share of itself at most; then minimum cosine, near-duplicates, chunks per document, top_k, token budget';
 
 create function search(
     question text,
@@ -1014,7 +1075,8 @@ create function search(
     only_tags text[] default null,
     updated_from timestamptz default null,
     updated_before timestamptz default null,
-    only_metadata jsonb default null
+    only_metadata jsonb default null,
+    feedback_boost double precision default 0
 )
 returns setof search_hit
 language plpgsql
@@ -1077,6 +1139,9 @@ begin
     end if;
     if (search.fusion in ('rank', 'score')) is not true then
         raise exception 'fusion must be rank or score' using errcode = 'invalid_parameter_value';
+    end if;
+    if (search.feedback_boost between 0 and 1) is not true then
+        raise exception 'feedback_boost must be from 0 to 1' using errcode = 'invalid_parameter_value';
     end if;
 
     if search.only_verified or num_nonnulls(
@@ -1211,7 +1276,7 @@ begin
                 search.fusion,
                 case when indexed = '{}' then 'exact' else 'approximate' end,
                 search.top_k, search.min_similarity, search.max_per_document, search.budget_tokens,
-                search.duplicate_threshold, search.duplicate_candidates, search.include_dropped
+                search.duplicate_threshold, search.duplicate_candidates, search.include_dropped, search.feedback_boost
             ) as hit
         );
 
@@ -1248,7 +1313,7 @@ begin
 end
 $$;
 
-comment on function search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean, text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb) is 'The chunks that answer a question best, among those that the principal may read, best first. Full text (BM25) and cosine, fused by weighted reciprocal rank, or by score; then minimum cosine, near-duplicates (Jaccard of words), chunks per document, top_k, token budget. embedding and embedding_model may be left out: keywords alone. arms: hybrid, vector or keyword. only_…, updated_… narrow to documents; updated_… is the source''s own time where it is known. include_dropped adds the candidates that did not make it, without rank, reason saying why. mode: hybrid, partial (some chunks have vectors of another model, which are not compared), vector or keyword; recall: exact, or approximate when a class with indexes of its own was among those searched';
+comment on function search(text, halfvec, text, integer, text, uuid[], double precision, integer, integer, double precision, integer, boolean, text, text, boolean, text[], text[], text[], text[], text[], timestamptz, timestamptz, jsonb, double precision) is 'The chunks that answer a question best, among those that the principal may read, best first. Full text (BM25) and cosine, fused by weighted reciprocal rank, or by score; then minimum cosine, near-duplicates (Jaccard of words), chunks per document, top_k, token budget. embedding and embedding_model may be left out: keywords alone. arms: hybrid, vector or keyword. only_…, updated_… narrow to documents; updated_… is the source''s own time where it is known. feedback_boost, 0 to 1: by what share of its score the feedback of readers of its class lifts or lowers a document at most. include_dropped adds the candidates that did not make it, without rank, reason saying why. mode: hybrid, partial (some chunks have vectors of another model, which are not compared), vector or keyword; recall: exact, or approximate when a class with indexes of its own was among those searched';
 
 create function explain(
     question text,
@@ -1264,7 +1329,8 @@ create function explain(
     duplicate_threshold double precision default 0.9,
     duplicate_candidates integer default 15,
     arms text default 'hybrid',
-    fusion text default 'rank'
+    fusion text default 'rank',
+    feedback_boost double precision default 0
 )
 returns table (stage text, passed boolean, value double precision, detail text)
 language plpgsql
@@ -1293,7 +1359,8 @@ begin
             top_k => explain.top_k, scope => explain.scope, min_similarity => explain.min_similarity,
             max_per_document => explain.max_per_document, budget_tokens => explain.budget_tokens,
             duplicate_threshold => explain.duplicate_threshold, duplicate_candidates => explain.duplicate_candidates,
-            include_dropped => true, arms => explain.arms, fusion => explain.fusion
+            include_dropped => true, arms => explain.arms, fusion => explain.fusion,
+            feedback_boost => explain.feedback_boost
         ) as candidate
     );
     -- The chunk that was asked for; of a document the best one: first among the candidates, else the nearest.
@@ -1413,4 +1480,4 @@ begin
 end
 $$;
 
-comment on function explain(text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, double precision, integer, text, text) is 'Why a chunk, or the best chunk of a document, is in the answer of search() or not: one row for each stage that it reached, passed or not, value in the unit that detail names. No row for a document that the principal may not read, as for one that does not exist';
+comment on function explain(text, uuid, halfvec, text, integer, integer, text, double precision, integer, integer, double precision, integer, text, text, double precision) is 'Why a chunk, or the best chunk of a document, is in the answer of search() or not: one row for each stage that it reached, passed or not, value in the unit that detail names. No row for a document that the principal may not read, as for one that does not exist';

@@ -182,6 +182,28 @@ begin
     return query select 'rag_documents', removed;
     total := total + removed;
 
+    -- Of others' feedback only what is about that which is erased.
+    delete from rag_feedback as given
+    where given.tenant_id = forget.tenant_id
+        and (
+            given.document_id = any(document_ids)
+            or (
+                kind <> 'source'
+                and (askers is null or given.user_id = any(askers))
+                and (kind <> 'project' or exists (
+                    select
+                    from rag_query_logs as log
+                    where log.tenant_id = given.tenant_id
+                        and log.user_id = given.user_id
+                        and log.id = given.query_id
+                        and log.project_id = forget.project_id
+                ))
+            )
+        );
+    get diagnostics removed = row_count;
+    return query select 'rag_feedback', removed;
+    total := total + removed;
+
     -- Of others' questions only the hits on what is erased.
     delete from rag_query_log_chunks as hit
     where hit.tenant_id = forget.tenant_id
@@ -220,6 +242,22 @@ begin
         and (kind <> 'project' or assertion.project_id = forget.project_id);
     get diagnostics removed = row_count;
     return query select 'rag_assertions', removed;
+    total := total + removed;
+
+    delete from rag_tags as tag
+    where tag.tenant_id = forget.tenant_id
+        and (kind = 'tenant' or (kind = 'user' and tag.owner_user_id = forget.user_id));
+    get diagnostics removed = row_count;
+    return query select 'rag_tags', removed;
+    total := total + removed;
+
+    delete from rag_retractions as retraction
+    where retraction.tenant_id = forget.tenant_id
+        and kind <> 'source'
+        and (askers is null or retraction.user_id = any(askers))
+        and (kind <> 'project' or retraction.project_id = forget.project_id);
+    get diagnostics removed = row_count;
+    return query select 'rag_retractions', removed;
     total := total + removed;
 
     delete from rag_project_members as membership
@@ -261,6 +299,10 @@ begin
         get diagnostics removed = row_count;
         return query select 'rag_calibrations', removed;
         total := total + removed;
+        delete from rag_prompts as prompt where prompt.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_prompts', removed;
+        total := total + removed;
         delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
     end if;
 
@@ -272,7 +314,7 @@ begin
 end
 $$;
 
-comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked and share; or a project, of one owner when user_id is given, with what was asked in it; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
+comment on function forget(text, bigint, text, text, text) is 'Erases a tenant; or a user of it with all that they own, asked, rated and share, tags included; or a project, of one owner when user_id is given, with what was asked in it; or a source, in all classes. One transaction; returns the rows removed from each table, and leaves a digest, so that an ingest that began before gives up. Raises 22023 for arguments that name none of these';
 
 create function count_traces(
     tenant_id text,
@@ -360,6 +402,14 @@ begin
     select 'rag_documents', count(*)
     from its_documents
     union all
+    select 'rag_feedback', count(*)
+    from rag_feedback as given
+    where given.tenant_id = count_traces.tenant_id
+        and (
+            given.document_id in (select its.id from its_documents as its)
+            or (given.user_id, given.query_id) in (select its.user_id, its.id from its_questions as its)
+        )
+    union all
     select 'rag_query_log_chunks', count(*)
     from rag_query_log_chunks as hit
     where hit.tenant_id = count_traces.tenant_id
@@ -377,6 +427,18 @@ begin
         and kind <> 'source'
         and (count_traces.user_id is null or assertion.user_id in (select person.asker from its_askers as person))
         and (count_traces.project_id is null or assertion.project_id = count_traces.project_id)
+    union all
+    select 'rag_tags', count(*)
+    from rag_tags as tag
+    where tag.tenant_id = count_traces.tenant_id
+        and (kind = 'tenant' or (kind = 'user' and tag.owner_user_id = count_traces.user_id))
+    union all
+    select 'rag_retractions', count(*)
+    from rag_retractions as retraction
+    where retraction.tenant_id = count_traces.tenant_id
+        and kind <> 'source'
+        and (count_traces.user_id is null or retraction.user_id in (select person.asker from its_askers as person))
+        and (count_traces.project_id is null or retraction.project_id = count_traces.project_id)
     union all
     select 'rag_project_members', count(*)
     from its_members
@@ -399,7 +461,11 @@ begin
     union all
     select 'rag_calibrations', count(*)
     from rag_calibrations as calibration
-    where calibration.tenant_id = count_traces.tenant_id and kind = 'tenant';
+    where calibration.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_prompts', count(*)
+    from rag_prompts as prompt
+    where prompt.tenant_id = count_traces.tenant_id and kind = 'tenant';
 end
 $$;
 
@@ -432,7 +498,7 @@ begin
 end
 $$;
 
-comment on function expire_logs(interval, text) is 'Removes questions, what they got back, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+comment on function expire_logs(interval, text) is 'Removes questions, what they got back and what was made of it, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
 
 create function embeds_with(tenant_id text, embedding_model text)
 returns boolean

@@ -162,3 +162,52 @@ group by
     document.tenant_id, document.document_id, document.title, document.source_type, document.source_id;
 
 comment on view v_source_usage is 'One row for each document that the reader may see, with how often questions that the reader may see got it back and cited it';
+
+create view v_routed_queries
+with (security_invoker = true, security_barrier = true)
+as
+select
+    query.tenant_id,
+    query.query_id,
+    query.asked_at,
+    query.user_id,
+    query.project_id,
+    query.route_tag,
+    query.route_fallback,
+    query.confidence,
+    query.result_count,
+    query.citation_count,
+    query.query_length,
+    query.query_text
+from my_queries() as query
+where query.action = 'ROUTE';
+
+comment on view v_routed_queries is 'One row for each question whose asker was sent to a person, with the tag of whose owner that was; confidence from 0 to 100';
+
+create view v_feedback
+with (security_invoker = true, security_barrier = true)
+as
+select
+    given.tenant_id,
+    given.query_id,
+    query.asked_at,
+    given.user_id,
+    given.document_id,
+    given.chunk_index,
+    given.document_id || ':' || given.chunk_index as source_id,
+    hit.rank,
+    hit.cited,
+    given.rating,
+    given.clicked,
+    query.confidence,
+    query.action,
+    given.created_at,
+    given.updated_at
+from my_feedback() as given
+join my_queries() as query on query.query_id = given.query_id
+left join my_query_chunks() as hit
+    on hit.query_id = given.query_id
+    and hit.document_id = given.document_id
+    and hit.chunk_index = given.chunk_index;
+
+comment on view v_feedback is 'One row for each answer, and for each source of one, that somebody made something of: rating 1, 0, -1 or null, clicked or not; of an answer itself document and rank are null';

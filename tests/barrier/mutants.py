@@ -515,6 +515,37 @@ MUTANTS = (
         f"{WHAT}::test_each_user_logs_under_their_own_name",
     ),
     Mutant(
+        "feedback of everybody in the tenant",
+        POLICIES,
+        """
+        create policy read_feedback on rag_feedback for select to rag_principal
+        using (user_id = (select my_user_id()) or (select i_am_analyst()));
+        """,
+        "create policy read_feedback on rag_feedback for select to rag_principal using (true);",
+        f"{WHAT}::test_each_user_reads_and_changes_their_own_feedback",
+    ),
+    Mutant(
+        "feedback in anybody's class",
+        POLICIES,
+        "and (access_id is null or access_id = any((select my_access_ids())::bigint[]))",
+        "",
+        f"{WHAT}::test_each_user_gives_feedback_under_their_own_name_and_in_their_own_classes",
+    ),
+    Mutant(
+        "owners of tags that the asker does not hold",
+        POLICIES,
+        "using (name = any((select my_tags())::text[]));",
+        "using (true);",
+        f"{WHAT}::test_owners_are_named_to_those_who_hold_the_tag_in_its_tenant",
+    ),
+    Mutant(
+        "owners of another tenant's tags",
+        POLICIES,
+        "('rag_tags', 'rag_principal', array['select']),",
+        "",
+        f"{CATALOG}::test_every_granted_command_has_a_policy",
+    ),
+    Mutant(
         "a migration whose tables are open until its end",
         POLICIES,
         "do $$ declare table_name text; begin foreach table_name",
@@ -573,6 +604,35 @@ MUTANTS = (
         f"{WHAT}::test_hits_on_documents_that_one_may_no_longer_read_are_not_shown",
     ),
     Mutant(
+        "feedback on documents that are no longer the reader's",
+        READING,
+        """
+        where given.document_id is null
+            or exists (
+                select
+                from rag_documents as document
+                where document.tenant_id = given.tenant_id
+                    and document.id = given.document_id
+            );
+        """,
+        ";",
+        f"{WHAT}::test_feedback_ends_where_reading_ends",
+    ),
+    Mutant(
+        "feedback counted in classes of others",
+        SEARCH,
+        "and given.access_id = mine.access_id",
+        "",
+        f"{WHAT}::test_what_others_said_counts_in_the_classes_that_the_principal_reads",
+    ),
+    Mutant(
+        "feedback on what a question did not return",
+        READING,
+        "and hit.document_id = give_feedback.document_id and hit.chunk_index = give_feedback.chunk_index",
+        "",
+        f"{WHAT}::test_feedback_is_for_ones_own_question_and_what_it_returned",
+    ),
+    Mutant(
         "an analyst reads what was asked",
         READING,
         "case when me.user_scope is null or me.user_scope = 'text' then log.query_text end",
@@ -585,6 +645,75 @@ MUTANTS = (
         "set generation = tombstone.generation + 1",
         "set generation = tombstone.generation",
         f"{WHAT}::test_a_tombstone_is_raised_and_never_removed",
+    ),
+    Mutant(
+        "a cascade that ends after one step",
+        READING,
+        "where cascades and document.tenant_id = tenant",
+        "where false and document.tenant_id = tenant",
+        "rag/test_invalidate.py::test_what_is_derived_goes_too_however_far",
+    ),
+    Mutant(
+        "a retraction of another owner's source",
+        READING,
+        "where class.scope = retraction_of.scope and class.user_id is not distinct from retraction_of.user_id",
+        "where class.scope = retraction_of.scope",
+        "rag/test_invalidate.py::test_what_is_closed_for_one_owner_is_open_for_another",
+    ),
+    Mutant(
+        "a reinstatement in scopes that are not the caller's",
+        READING,
+        "where class.may_write and class.scope = any(reopen_sources.scopes)",
+        "where class.may_write",
+        "rag/test_invalidate.py::test_only_the_scopes_of_the_caller_are_reinstated",
+    ),
+    Mutant(
+        "a retraction that counts for nobody",
+        READING,
+        "max(tombstone.generation) filter (where tombstone.retracted)",
+        "max(tombstone.generation) filter (where false)",
+        "rag/test_invalidate.py::test_an_invalidated_source_is_refused_until_it_is_reinstated",
+    ),
+    Mutant(
+        "removal in scopes that are not the caller's",
+        "sql/queries/retract_documents.sql",
+        "document.may_write and document.scope = any(cast(%(scopes)s as text[])) as goes",
+        "document.may_write as goes",
+        "rag/test_invalidate.py::test_a_scope_narrows_what_goes",
+    ),
+    Mutant(
+        "an invalidation that waits for nobody",
+        "rag/invalidate.py",
+        "await _lock(session, principal, place)",
+        "",
+        "rag/test_invalidate.py::test_an_invalidation_waits_for_whoever_is_writing_and_removes_it",
+    ),
+    Mutant(
+        "an ingest that an invalidation does not wait for",
+        "sql/queries/lock_source.sql",
+        "pg_advisory_xact_lock_shared(hashtextextended(%(owner)s, 0)),",
+        "hashtextextended(%(owner)s, 0),",
+        "rag/test_invalidate.py::test_an_invalidation_waits_for_whoever_is_writing_and_removes_it",
+    ),
+    Mutant(
+        "an invalidation that is over before an ingest looks again",
+        "rag/store.py",
+        "or present.retractions != self.retractions",
+        "",
+        "rag/test_invalidate.py::test_an_ingest_that_began_before_gives_up_although_it_was_reinstated",
+    ),
+    Mutant(
+        "an invalidation that nobody can be asked about",
+        POLICIES,
+        """
+        create policy add_retractions on rag_retractions for insert to rag_app, rag_publisher
+        with check (user_id = coalesce((select my_user_id()), 0));
+        """,
+        """
+        create policy add_retractions on rag_retractions for insert to rag_app, rag_publisher
+        with check (true);
+        """,
+        f"{WHAT}::test_each_user_logs_under_their_own_name",
     ),
     Mutant(
         "an erasure that is not counted",

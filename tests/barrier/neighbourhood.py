@@ -168,6 +168,7 @@ class Question:
             "arms": self.arms,
             "fusion": self.fusion,
             "only_verified": False,
+            "feedback_boost": 0.0,
         }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.sql.world import CLASSES, document_id, log_row, log_statement
+from tests.sql.world import CLASSES, document_id, log_row, log_statement, query_id
 
 ROWS = (3, 1, 12)  # access classes, and documents
 # By the name of a parameter, with its function or without, in SQL; one for each of ROWS.
@@ -21,7 +21,13 @@ BY_NAME: Mapping[str, tuple[str, str, str]] = {
     "share_project.project_id": ("'alpha'",) * 3,
     "unshare_project.project_id": ("'alpha'",) * 3,
     "bury_source.source_id": ("'a deleted source'",) * 3,
+    "query_id": tuple(f"'{query_id(number)}'" for number in (101, 103, 104)),  # type: ignore[dict-item]
+    "chunk_index": ("0",) * 3,
+    "rating": ("-1",) * 3,
+    "tag": ("'hr'",) * 3,
     "access_id": ("3", "1", "12"),
+    "access_ids": ("'{3}'", "'{1}'", "'{12}'"),
+    "scopes": ("'{public,user,project}'",) * 3,
     "document_id": tuple(f"'{document_id(access_id)}'" for access_id in ROWS),  # type: ignore[dict-item]
     "scope": ("'user'", "'public'", "'user'"),
     "user_id": ("1", "null", "1"),
@@ -260,7 +266,7 @@ def _inserts(table: str) -> list[str]:
             """
             for access_id, row in zip(ROWS, rows, strict=True)
         ]
-    if table in ("rag_query_logs", "rag_query_log_chunks", "rag_assertions"):
+    if table in ("rag_query_logs", "rag_query_log_chunks", "rag_assertions", "rag_retractions"):
         inserts = []
         for number, row in enumerate(rows):
             values = log_row(document_id(900 + number), str(row["tenant"]), row["user"], rank=9)  # type: ignore[arg-type]

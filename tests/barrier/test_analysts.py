@@ -30,10 +30,13 @@ from tests.sql.world import (
 )
 
 ANNA = f"anna_{secrets.token_hex(4)}"  # logins are the whole server's
-VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage")
+VIEWS = (
+    *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
+    *("v_routed_queries", "v_feedback"),
+)
 FUNCTIONS = (
     *("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_listed_documents()", "my_chunks()"),
-    *("my_queries()", "my_query_chunks()"),
+    *("my_queries()", "my_query_chunks()", "my_feedback()"),
 )
 
 
@@ -48,6 +51,11 @@ def site(new_deployment: Callable[[], AbstractContextManager[Deployment]]) -> It
                 connection.execute(
                     "update rag.rag_query_logs set project_id = %s where id = %s", (project, query_id(number))
                 )
+            # What was made of answers; the world has what was made of users' own documents.
+            connection.execute(
+                "insert into rag.rag_feedback (tenant_id, user_id, query_id, rank, rating)"
+                " select tenant_id, user_id, id, 0, 1 from rag.rag_query_logs where user_id > 0"
+            )
         with analyst_logins(clone, [ANNA]):
             yield clone
 
@@ -245,6 +253,38 @@ def test_hits_are_shown_of_documents_that_are_read(anna: psycopg.Connection, adm
     assert sorted(row[0] for row in retrieved) == sorted(row[2] for row in expected)
 
 
+@every_setting
+def test_feedback_is_shown_of_answers_and_of_documents_that_are_read(
+    anna: psycopg.Connection, admit: Admit, setting: Setting
+) -> None:
+    """Users 1 and 2 rated all their answers, and documents 3 and 5; who did is not said where questions do not."""
+    admit(tags=setting.tags, projects=setting.projects, user_scope=setting.user_scope)
+    said = {(number, None) for number in (101, 102, 201, 202)}
+    said |= {(number, access_id) for number, access_id in ((101, 3), (102, 5)) if access_id in setting.reads}
+    expected = {
+        (
+            query_id(number),
+            ASKED[number][0] if setting.user_scope != "none" else None,
+            None if access_id is None else document_id(access_id),
+            1,
+        )
+        for number, access_id in said
+    }
+    for source in ("my_feedback()", "v_feedback"):
+        found = anna.execute(f"select query_id, user_id, document_id, rating from {source}").fetchall()
+        assert set(found) == expected
+        assert len(found) == len(expected)
+
+
+@every_setting
+def test_routes_name_the_tags_that_the_analyst_holds(anna: psycopg.Connection, admit: Admit, setting: Setting) -> None:
+    """All questions that found something went to the owner of hr."""
+    admit(tags=setting.tags, projects=setting.projects, user_scope=setting.user_scope)
+    found = anna.execute("select query_id, route_tag from v_routed_queries").fetchall()
+    tag = "hr" if "hr" in setting.tags else None
+    assert sorted(found) == [(query_id(number), tag) for number in (101, 102, 103)]
+
+
 def test_the_default_is_what_is_public_and_that_users_have_documents(
     anna: psycopg.Connection, superuser: psycopg.Connection, admit: Admit
 ) -> None:
@@ -426,6 +466,10 @@ FORBIDDEN = (
     "select rag.access_class('public', null, null, '{public}')",
     "select rag.bury_source(1, 'text', 'x', 'y')",
     "select * from rag.find_source(1, 'public', null, null, 'text', 'x')",
+    "select * from rag.derived_documents('{}', '{x}', '{}', true)",
+    "select * from rag.retraction_of('public', null, null, 'x', null)",
+    "select rag.close_sources('{1}', '{x}', '{null}', array[null]::uuid[], 'y')",
+    "select rag.reopen_sources('{x}', '{}', '{}', '{}', '{public}')",
     "select * from rag.class_reads(1, 'public', null, null, '{public}')",
     "select * from rag.keyword_candidates('palisade', null, null, 10)",
     "select rag.narrowed_access_ids(null)",

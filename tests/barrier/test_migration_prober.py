@@ -26,7 +26,7 @@ from tests.sql.world import build, protected_tables
 OPERATORS_OWN = frozenset(
     (
         *("rag_project_members", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_erasures"),
-        "rag_calibrations",
+        *("rag_calibrations", "rag_tags", "rag_prompts", "rag_retractions"),
         *("list_signing_keys()", "count_traces()", "explain_access()", "class_sizes()", "embeds_with()"),
     )
 )

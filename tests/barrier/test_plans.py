@@ -17,11 +17,14 @@ from tests.barrier.plans import CONDITIONS, INSIDE, NOWHERE, OUTSIDE, USERS, col
 from tests.conftest import Deployment, unit_vector
 from tests.sql.world import VARIABLES, build, column, signature
 
-VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage")
+VIEWS = (
+    *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
+    *("v_routed_queries", "v_feedback"),
+)
 RELATIONS = (
     *VIEWS,
     *("my_documents()", "my_listed_documents()", "my_chunks()", "my_queries()", "my_query_chunks()"),
-    *("my_classes()", "whoami()"),
+    *("my_classes()", "whoami()", "my_feedback()"),
 )
 
 PLAN_MODES = ("force_generic_plan", "force_custom_plan")
@@ -198,6 +201,7 @@ def test_a_user_outside_is_as_unknown_as_one_who_is_nobody(reader: psycopg.Conne
     [
         "select * from my_document_chunks({0})",
         "select * from my_documents_among(array[{0}]::uuid[])",
+        "select * from derived_documents(array[{0}]::uuid[], '{{}}', '{{}}', true)",
         "select * from my_document({0}) where body = 'x'",
         "update rag_documents set title = 'x' from my_document({0}) as mine where mine.id = rag_documents.id",
     ],
@@ -226,6 +230,11 @@ def test_functions_of_the_service_say_nothing_of_a_document_outside(app: psycopg
         ),
         "select bury_source(20, {0}, {0}, 'a test')",
         "select bury_source(23, {0}, {0}, 'a test')",
+        "select * from derived_documents('{{}}', array[{0}], array[{0}], true)",
+        "select * from retraction_of('public', null, null, {0}, {0})",
+        f"select * from retraction_of('user', {USERS[OUTSIDE]}, null, {{0}}, {{0}})",
+        "select close_sources(array[20]::bigint[], array[{0}], array[null], array[null]::uuid[], 'x')",
+        "select reopen_sources(array[{0}], array[{0}], '{{}}', array[{0}], array['user', 'public'])",
         "select class_reads(20, 'user', 4711, null, array['hr', {0}])",
         "select access_class('user', 4711, null, array['hr', {0}])",
         "select access_class('project', 4711, {0}, array['public'])",

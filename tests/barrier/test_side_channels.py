@@ -382,6 +382,7 @@ def document(**values: str) -> str:
 
 
 # What goes wrong on rows of others, or on one's own while theirs are there; with the SQLSTATE.
+CLOSE = "select close_sources(array[%s]::bigint[], array['x'], array[null], array[null]::uuid[], 'x')"
 PROVOKED: Mapping[str, tuple[str, str]] = {
     "a foreign class": ("42501", document(access="%(access)s")),
     "a foreign tenant": ("42501", document(tenant="'umbra'")),
@@ -412,6 +413,8 @@ PROVOKED: Mapping[str, tuple[str, str]] = {
     "a project of another": ("42501", "select access_class('project', %(user)s, %(project)s, '{public}')"),
     "a foreign tombstone": ("42501", "select bury_source(%(access)s, 'x', 'x', 'x')"),
     "a missing tombstone": ("42501", "select bury_source(1, 'x', 'x', 'x')"),
+    "a foreign retraction": ("42501", CLOSE % "%(access)s"),
+    "a missing retraction": ("42501", CLOSE % "1"),
     "a share with oneself": ("23514", "select share_project('x', 1, true)"),
     "a share of nothing": ("23502", "select share_project(null, 2, true)"),
     "another principal": ("42501", "select begin_as(%(tenant)s, %(user)s, null, '{}', 'x')"),

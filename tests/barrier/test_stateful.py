@@ -573,7 +573,7 @@ class Walk(RuleBasedStateMachine):
         expected = {key for key, text in searched.items() if question or set(words) & set(text.split())}
 
         async def ask() -> str:
-            passages, mode = await retrieve(
+            passages, mode, _ = await retrieve(
                 " ".join(words),
                 question,
                 principal=PEOPLE[who],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from tests.fakes import Exchange
 
@@ -222,6 +223,28 @@ def _spoilt(dialect: Dialect, whole: bytes, damaged: bytes) -> bytes:
 def _end(exchange: Exchange, dialect: Dialect) -> None:
     exchange.stream(dialect.end("stop"))
     exchange.end_stream()
+
+
+def fill_in(schema: Mapping[str, Any], messages: Sequence[Message]) -> str:
+    """What a server writes that is held to a JSON Schema, whatever it thinks: the shortest that fits."""
+    return json.dumps(_filled(schema))
+
+
+def _filled(schema: Mapping[str, Any]) -> object:
+    if "enum" in schema:
+        return schema["enum"][0]
+    match schema.get("type"):
+        case "object":
+            fields = schema.get("properties", {})
+            return {name: _filled(fields.get(name, {})) for name in schema.get("required", fields)}
+        case "array":
+            return [_filled(schema["items"])] * schema.get("minItems", 0)
+        case "integer" | "number":
+            return min(80, schema.get("maximum", 80))
+        case "boolean":
+            return True
+        case _:
+            return "It is so."
 
 
 def count_words(text: str) -> int:

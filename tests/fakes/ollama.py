@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakes import VECTOR_FAULTS, Exchange, LoopbackServer, Recorded, serving, spoil, unit_vector
-from tests.fakes.chat import OVERFLOW, Message, count_words, prompt_tokens, refuse, speak, tokens_of
+from tests.fakes.chat import OVERFLOW, Message, count_words, fill_in, prompt_tokens, refuse, speak, tokens_of
 
 DEFAULT_NUM_CTX = 4096
 
@@ -55,9 +55,12 @@ class OllamaDialect:
 
 @dataclass
 class FakeOllama:
-    """`answer(messages)` writes; `count_tokens` is the model's own tokenizer, as harsh as a test wants it."""
+    """`answer(messages)` writes, `fill(schema, messages)` where JSON is asked for; `count_tokens` is the
+    model's own tokenizer, as harsh as a test wants it.
+    """
 
     answer: Callable[[list[Message]], str] = lambda messages: "It is so. [1]"
+    fill: Callable[[Mapping[str, Any], list[Message]], str] = fill_in
     models: Sequence[str] = ("llama3.2:latest",)
     embedding_models: Sequence[str] = ("nomic-embed-text:latest",)
     count_tokens: Callable[[str], int] = count_words
@@ -78,7 +81,10 @@ class FakeOllama:
         return self.server.requests
 
     def serve(self, exchange: Exchange) -> None:
-        fault = self._due_fault()
+        self.serve_with(self._due_fault(), exchange)
+
+    def serve_with(self, fault: str | None, exchange: Exchange) -> None:
+        """Answer one request with a fault of its own; others that are under way have theirs."""
         dialect = OllamaDialect((exchange.body or {}).get("model", ""))
         if refuse(exchange, fault, dialect):
             return
@@ -148,7 +154,9 @@ class FakeOllama:
             oldest = next((at for at, turn in enumerate(messages) if turn["role"] != "system"), 0)
             messages = messages[:oldest] + messages[oldest + 1 :]
             length = prompt_tokens(messages, self.count_tokens)
-        text = "" if fault == "empty" else self.answer(messages)
+        schema = body.get("format")
+        said = self.answer(messages) if schema is None else self.fill(schema, messages)
+        text = "" if fault == "empty" else said
         # -1, the default, means no limit.
         limit = options.get("num_predict", -1)
         room = max(0, window - length) if limit < 0 else min(limit, max(0, window - length))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes import Exchange, LoopbackServer, Recorded, serving
-from tests.fakes.chat import OVERFLOW, Message, count_words, prompt_tokens, refuse, speak, tokens_of
+from tests.fakes.chat import OVERFLOW, Message, count_words, fill_in, prompt_tokens, refuse, speak, tokens_of
 
 
 @dataclass
@@ -62,13 +62,15 @@ class OpenAIDialect:
 
 @dataclass
 class FakeOpenAIChat:
-    """`answer(messages)` writes; `count_tokens` is the model's own tokenizer, as harsh as a test wants it.
+    """`answer(messages)` writes, `fill(schema, messages)` where JSON is asked for; `count_tokens` is the
+    model's own tokenizer, as harsh as a test wants it.
 
     `lengths` are said in the list of models, as vLLM does and OpenAI does not; `unsupported` are parameters that the
     models refuse.
     """
 
     answer: Callable[[list[Message]], str] = lambda messages: "It is so. [1]"
+    fill: Callable[[Mapping[str, Any], list[Message]], str] = fill_in
     models: Sequence[str] = ("llama3.2",)
     window: int = 8192
     lengths: Mapping[str, int] = field(default_factory=dict)
@@ -88,7 +90,10 @@ class FakeOpenAIChat:
         return self.server.requests
 
     def serve(self, exchange: Exchange) -> None:
-        fault = self._due_fault()
+        self.serve_with(self._due_fault(), exchange)
+
+    def serve_with(self, fault: str | None, exchange: Exchange) -> None:
+        """Answer one request with a fault of its own; others that are under way have theirs."""
         dialect = OpenAIDialect((exchange.body or {}).get("model", ""))
         if refuse(exchange, fault, dialect):
             return
@@ -134,7 +139,9 @@ class FakeOpenAIChat:
         if fault == "overflow" or length + (limit or 0) > self.window:
             exchange.send(400, dialect.overflow(length, self.window))
             return
-        text = "" if fault == "empty" else self.answer(body["messages"])
+        schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+        said = self.answer(body["messages"]) if schema is None else self.fill(schema, body["messages"])
+        text = "" if fault == "empty" else said
         tokens = tokens_of(text)
         room = self.window - length if limit is None else limit
         assert body.get("stream") is True, "this fake streams only"

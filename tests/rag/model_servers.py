@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rag.chat import ChatClient, ChatRequest
@@ -66,14 +67,7 @@ class ModelServer:
     def fails(self, fault: str | None) -> None:
         """Have a fault in chats alone, or none; what is asked about models is answered as ever."""
 
-        def stream(exchange: Exchange) -> None:
-            self.fake.fault = fault
-            try:
-                self.fake.serve(exchange)
-            finally:
-                self.fake.fault = None
-
-        self.plays(stream)
+        self.plays(partial(self.fake.serve_with, fault))
 
     def says(self, pieces: Sequence[str], *, reason: str = "stop") -> None:
         """Answer with these pieces, a frame each."""

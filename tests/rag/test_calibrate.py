@@ -272,7 +272,7 @@ def rows(deployment: Deployment) -> list[tuple[Any, ...]]:
 async def first(database: Database, settings: Settings, tenant_id: str) -> str:
     """What a search for ferry with the vector of the anchor puts first."""
     vector = [1.0] + [0.0] * (DIMENSIONS - 1)
-    passages, _ = await retrieve(
+    passages, _, _ = await retrieve(
         "ferry",
         vector,
         principal=Principal(tenant_id=tenant_id, user_id=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from datetime import timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag import cite, prompt
+from tests.rag.disguises import DISGUISES
 from tests.rag.passages import WRITTEN_AT, document_id, passage
 
 ONE, TWO, THREE = (passage(f"Text {number}.", number=number) for number in (1, 2, 3))
@@ -314,3 +316,45 @@ def test_snippets_have_200_characters_and_full_ones_1000(length, snippet, snippe
     _, (citation,) = cite.keep_readable(resolved, {(document_id(1), 0): WRITTEN_AT})
     assert citation.snippet == snippet
     assert citation.snippet_full == snippet_full
+
+
+# --- marks in other letters ----------------------------------------------------------------------
+
+FOREIGN = "550e8400-e29b-41d4-a716-446655440000:0"
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_mark_in_other_letters_is_none(disguise):
+    source = passage("Text.")
+    said = f"So it is [S1-0a1b2c]. {DISGUISES[disguise](f'[SourceId: {FOREIGN}]')}"
+    resolved = cite.resolve(said, {"S1-0a1b2c": source})
+    assert cite.extract(resolved.text) == [source.source_id]
+    told = unicodedata.normalize("NFKD", resolved.text)
+    told = "".join(c for c in told if unicodedata.category(c) not in ("Cf", "Mn"))
+    assert "[" not in told.replace(f"[SourceId: {source.source_id}]", "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"[sourceid : {FOREIGN}]",
+        f"[SourceId: [SourceId: x]{FOREIGN}]",
+        f"[Sour[SourceId: x]ceId: {FOREIGN}]",
+        f"[SourceId: {FOREIGN.upper()} ]",
+        f"(SourceId: {FOREIGN})",
+        f"SourceId {FOREIGN}",
+        f"[{FOREIGN}]",
+        f"[see {FOREIGN} ]",
+        f"[SourceId: {FOREIGN.replace(':0', ':' + '9' * 5000)}]",
+    ],
+)
+def test_an_id_that_reads_like_a_mark_does_not_stay(said):
+    text = cite.resolve(f"So it is. {said}", {}).text
+    assert FOREIGN.partition(":")[0] not in text.lower()
+    # Nor does it come out of what is left.
+    assert cite.resolve(text, {}).text == text
+
+
+def test_an_id_in_the_middle_of_a_sentence_is_a_word():
+    said = f"The record 550e8400-e29b-41d4-a716-446655440000 and {FOREIGN}, of Ж."
+    assert cite.resolve(said, {}).text == said

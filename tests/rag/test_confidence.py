@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,15 +112,145 @@ def test_where_no_cosine_was_computed_the_share_of_bm25_stands_in():
     assert confidence.similarity(passages) == pytest.approx(0.5)
 
 
-def test_answerable_is_that_of_the_best_passage_half_cosine_half_bm25():
-    passages = [
-        passage("A", cosine=0.5, keyword_share=0.4),  # 0.45
-        passage("B", cosine=0.3, keyword_share=0.9),  # 0.60
-        passage("C", cosine=None, keyword_share=0.5),  # 0.50
-    ]
-    assert confidence.answerable(passages) == pytest.approx(0.6)
-    assert confidence.answerable([]) == 0.0
-    assert confidence.answerable([passage("A", cosine=-0.9, keyword_share=0.1)]) == 0.0
+# --- whether the sources answer the question ------------------------------------------------------
+
+MINILM = "local/all-MiniLM-L6-v2"
+ASKED = "When are backups of the warehouse rehearsed?"  # terms: backups, warehouse, rehearsed
+TABLES = [
+    *confidence.WORDS.values(),
+    confidence.OTHER_WORDS,
+    *(w for t in confidence.COSINES.values() for w in t.values()),
+]
+
+
+def test_the_signals_are_the_best_of_the_passages():
+    found = confidence.signals(
+        ASKED,
+        [
+            passage("A backup of the warehouse.", number=1, cosine=0.4, keyword_share=0.3),
+            passage("Rehearsals are on Monday.", number=2, cosine=0.6, keyword_share=0.2),
+        ],
+    )
+    # "backup" is "backups", and "rehearsals" shares more than five letters with "rehearsed", but not the rest.
+    assert found == confidence.Signals(cosine=0.6, share=0.3, found=2)
+
+
+def test_title_and_section_are_searched_for_the_terms_too():
+    source = passage("It is on Monday.", document_name="Warehouse", section="Backups")
+    assert confidence.signals(ASKED, [source]).found == 2
+
+
+def test_the_weights_by_hand():
+    # 10 * .5 + 20 * .3 + 2 * ln(1 + 3) - 11 = 5 + 6 + 2.7726 - 11 = 2.7726; 1 / (1 + e^-2.7726) = 16 / 17
+    weights = confidence.Weights(10.0, 20.0, 2.0, -11.0)
+    assert weights.probability(confidence.Signals(cosine=0.5, share=0.3, found=3)) == pytest.approx(16 / 17)
+
+
+def test_without_a_passage_nothing_is_answered():
+    assert confidence.answerable(ASKED, [], embedding_model=MINILM) == 0.0
+
+
+def test_what_has_all_the_words_and_a_near_vector_is_probable_and_what_has_nothing_is_not():
+    near = passage("Backups of the warehouse are rehearsed.", cosine=0.8, keyword_share=0.7)
+    far = passage("Zebras graze.", cosine=0.1, keyword_share=0.0)
+    for model in (MINILM, "openai/text-embedding-3-small", None):
+        for language in ("en", "de", "ru", "fi", None):
+            sure, unsure = (
+                confidence.answerable(ASKED, [replace(each, language=language)], embedding_model=model)
+                for each in (near, far)
+            )
+            assert sure > 0.9, (model, language)
+            assert unsure < 0.1, (model, language)
+
+
+def test_the_words_alone_say_it_where_there_is_no_cosine_or_none_of_a_model_that_was_measured():
+    compared = passage("Backups of the warehouse.", cosine=0.9, keyword_share=0.3)
+    words = confidence.answerable(ASKED, [replace(compared, cosine=None)], embedding_model=MINILM)
+    assert confidence.answerable(ASKED, [compared], embedding_model="ollama/nomic-embed-text") == words
+    assert confidence.answerable(ASKED, [compared], embedding_model=None) == words
+    assert confidence.answerable(ASKED, [compared], embedding_model=MINILM) > words
+    # 20.6 * .3 + 3 * ln 3 - 9.6 = -.1242; 1 / (1 + e^.1242) = .469
+    assert words == pytest.approx(0.469, abs=0.0005)
+
+
+def test_the_language_that_answers_best_counts():
+    russian = passage("Да.", cosine=0.6, keyword_share=0.05, language="ru")
+    english = passage("Backups of the warehouse are rehearsed.", cosine=0.7, keyword_share=0.6, language="en")
+    both = confidence.answerable(ASKED, [russian, english], embedding_model=MINILM)
+    assert both == confidence.answerable(ASKED, [english], embedding_model=MINILM)
+    assert both > confidence.answerable(ASKED, [russian], embedding_model=MINILM)
+
+
+@pytest.mark.parametrize("weights", TABLES)
+def test_no_signal_speaks_against_an_answer(weights):
+    assert min(weights.cosine, weights.share, weights.found) >= 0
+
+
+signal = st.builds(
+    confidence.Signals,
+    cosine=st.floats(min_value=-1, max_value=1),
+    share=st.floats(min_value=0, max_value=1),
+    found=st.integers(min_value=0, max_value=2000),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    weights=st.sampled_from(TABLES),
+    less=signal,
+    cosine=st.floats(min_value=0, max_value=1),
+    share=st.floats(min_value=0, max_value=1),
+    found=st.integers(min_value=0, max_value=20),
+)
+def test_more_of_a_signal_is_never_less_sure(weights, less, cosine, share, found):
+    more = confidence.Signals(cosine=less.cosine + cosine, share=less.share + share, found=less.found + found)
+    assert 0 <= weights.probability(less) <= weights.probability(more) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    question=st.text(max_size=60),
+    texts=st.lists(st.text(max_size=60), max_size=4),
+    cosine=st.none() | st.floats(min_value=-1, max_value=1),
+    share=st.floats(min_value=0, max_value=1),
+    model=st.sampled_from([MINILM, "other", None]),
+    language=st.sampled_from(["en", "de", "ru", "zz", None]),
+)
+def test_another_passage_never_makes_it_less_sure(question, texts, cosine, share, model, language):
+    before = -1.0
+    passages = []
+    for number, text in enumerate(texts, start=1):
+        passages.append(passage(text, number=number, cosine=cosine, keyword_share=share / number, language=language))
+        probable = confidence.answerable(question, passages, embedding_model=model)
+        assert max(0.0, before) <= probable <= 1
+        before = probable
+
+
+# --- whether an answer stands for itself ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overall", "llm_score", "grounded", "graded", "threshold", "stands"),
+    [
+        (60, 0, True, True, 60, True),
+        (59, 100, True, True, 60, False),
+        (100, 100, False, True, 60, False),
+        (100, 100, False, True, 0, False),
+        # An extract: as probably answered as not.
+        (60, 50, True, False, 60, True),
+        (90, 49, True, False, 60, False),
+        (90, 49, True, False, 80, False),
+        # Whoever wants less gets less.
+        (60, 30, True, False, 30, True),
+        (60, 29, True, False, 30, False),
+        (60, 0, True, False, 0, True),
+    ],
+)
+def test_an_answer_stands_at_its_threshold_and_an_extract_at_even_odds(
+    overall, llm_score, grounded, graded, threshold, stands
+):
+    score = ConfidenceScore(overall=overall, retrieval_score=0.5, coverage_score=1.0, llm_score=llm_score)
+    assert confidence.suffices(score, grounded=grounded, graded=graded, threshold=threshold) is stands
 
 
 # --- coverage ------------------------------------------------------------------------------------

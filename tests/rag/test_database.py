@@ -83,7 +83,7 @@ async def test_the_next_borrower_finds_no_identity_after_success_failure_or_canc
                 async with database.transaction(principal, read_only=number % 2 == 0) as session:
                     assert await speaker(session) == ("acme", number)
                     if fate == "waits":
-                        await session.run("lock_source", {"tenant_id": "acme", "source": "held"})
+                        await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
                     elif fate == "fails":
                         raise LookupError("the caller's own")
                     elif fate == "is refused":
@@ -127,7 +127,7 @@ async def test_a_cancelled_statement_ends_in_the_database_too(shared: Deployment
 
             async def wait() -> None:
                 async with database.transaction(MARA) as session:
-                    await session.run("lock_source", {"tenant_id": "acme", "source": "held"})
+                    await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
 
             task = asyncio.create_task(wait())
             while not await asyncio.to_thread(rows, shared.url("postgres"), waiting):
@@ -333,7 +333,7 @@ async def test_a_lock_that_is_not_given_in_time_is_a_timeout(shared: Deployment)
         async with Database(with_options(shared.url("rag_app"), lock_timeout="20ms"), signer=SIGNER) as database:
             with pytest.raises(errors.DatabaseTimeout):
                 async with database.transaction(MARA) as session:
-                    await session.run("lock_source", {"tenant_id": "acme", "source": "held"})
+                    await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
 
 
 async def test_a_statement_that_takes_too_long_is_a_timeout(shared: Deployment):
@@ -342,7 +342,7 @@ async def test_a_statement_that_takes_too_long_is_a_timeout(shared: Deployment):
         async with Database(with_options(shared.url("rag_app"), statement_timeout="200ms"), signer=SIGNER) as database:
             with pytest.raises(errors.DatabaseTimeout):
                 async with database.transaction(MARA) as session:
-                    await session.run("lock_source", {"tenant_id": "acme", "source": "held"})
+                    await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
 
 
 async def test_a_transaction_that_idles_too_long_is_ended_and_its_connection_replaced(shared: Deployment):

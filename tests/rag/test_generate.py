@@ -374,7 +374,7 @@ async def test_the_sentences_of_an_extract_are_heard_one_by_one(opened):
 
 async def test_a_short_question_is_asked_coldly_in_the_same_window_and_with_its_own_limit(peer, asking):
     generator = asking(peer)
-    peer.fake.answer = lambda messages: '{"grade": 7}'
+    peer.fake.fill = lambda schema, messages: '{"grade": 7}'
     schema = {"type": "object", "required": ["grade"]}
     messages = [{"role": "user", "content": "Grade it."}]
     draft = await generator.ask(messages, model="llama3.2", response_tokens=9, schema=schema)

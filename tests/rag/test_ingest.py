@@ -182,6 +182,7 @@ def search_for(question: str) -> dict[str, Any]:
         "updated_from": None,
         "updated_before": None,
         "only_metadata": None,
+        "feedback_boost": 0.0,
     }
 
 

@@ -149,7 +149,7 @@ def test_a_missing_or_empty_file_is_refused(copy: Path, name: str) -> None:
     with pytest.raises(EmbeddingUnavailable, match="cannot be read"):
         MiniLM(copy)
     (copy / name).touch()
-    with pytest.raises(EmbeddingUnavailable, match="cannot be read"):
+    with pytest.raises(EmbeddingUnavailable, match="is not the pinned file"):
         MiniLM(copy)
 
 

@@ -13,12 +13,19 @@ import pytest
 from rag import prompt
 from rag.errors import LLMError
 from rag.generate import Draft, Generator, ServerGenerator
+from rag.grade import SCHEMA, SYSTEM_PROMPT, lay_out
 from tests.fakes import Exchange, refusing_url
 from tests.fakes.chat import FAULTS
 from tests.rag.model_servers import PROVIDERS, Listener, ModelServer, client_of, model_server
 from tests.rag.passages import passage
 
 PROMPT = prompt.build("When do backups run?", [passage("Backups run at night.")], [], nonce="0a1b2c")
+GRADING = [
+    {"role": "system", "content": SYSTEM_PROMPT},
+    {"role": "user", "content": lay_out("When?", "At night.", [passage("Backups run at night.")], nonce="0a1b2c")},
+]
+# How a model is called: for an answer at once, for one that is followed, for a grade.
+WAYS = ("written", "streamed", "graded")
 # What one call is given. A fault that hangs takes all of it.
 DEADLINE_S = 0.4
 # What an error may come late.
@@ -61,7 +68,7 @@ async def starvation() -> AsyncIterator[Starvation]:
 async def test_every_fault_is_a_typed_error_in_time_and_never_an_answer(
     provider: str, starvation: Starvation, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    trials = scaled(test=2, ci=10, prove=100)
+    trials = scaled(test=3, ci=9, prove=100)
     numbers = random.Random(5)
     errors: set[str] = set()
     worst = 0.0
@@ -76,18 +83,16 @@ async def test_every_fault_is_a_typed_error_in_time_and_never_an_answer(
                 server.plays(cutting(server, random.Random(numbers.random())))
             places = asyncio.Semaphore(AT_ONCE)
 
-            async def once(
-                listens: bool, mode: str = mode, places: asyncio.Semaphore = places
-            ) -> tuple[LLMError, float]:
+            async def once(way: str, mode: str = mode, places: asyncio.Semaphore = places) -> tuple[LLMError, float]:
                 async with places:
                     # A generator of its own: the breaker of a shared one would answer for the server.
                     generator = ServerGenerator(server.settings(), nowhere if mode == DOWN else client)
                     starved = starvation.seconds
-                    error, took_s = await failing(generator, mode, sink=Listener() if listens else None)
+                    error, took_s = await failing(generator, mode, way)
                     await asyncio.sleep(2 * TICK_S)
                     return error, took_s - (starvation.seconds - starved)
 
-            for error, took_s in await asyncio.gather(*(once(trial % 2 == 0) for trial in range(trials))):
+            for error, took_s in await asyncio.gather(*(once(WAYS[trial % len(WAYS)]) for trial in range(trials))):
                 assert took_s <= DEADLINE_S + GRACE_S, mode
                 errors.add(type(error).__name__)
                 worst = max(worst, took_s - DEADLINE_S)
@@ -101,16 +106,22 @@ async def test_every_fault_is_a_typed_error_in_time_and_never_an_answer(
     )
 
 
-async def failing(generator: Generator, mode: str, *, sink: Listener | None) -> tuple[LLMError, float]:
+async def failing(generator: Generator, mode: str, way: str) -> tuple[LLMError, float]:
     """The error of a call that has to have one, and the seconds that it took."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     draft: Draft | None = None
     try:
-        draft = await generator.write(PROMPT, model="llama3.2", sink=sink, deadline=started + DEADLINE_S)
+        if way == "graded":
+            draft = await generator.ask(
+                GRADING, model="llama3.2", response_tokens=32, schema=SCHEMA, deadline=started + DEADLINE_S
+            )
+        else:
+            sink = Listener() if way == "streamed" else None
+            draft = await generator.write(PROMPT, model="llama3.2", sink=sink, deadline=started + DEADLINE_S)
     except LLMError as error:
         return error, loop.time() - started
-    raise AssertionError(f"{mode} gave an answer: {draft}")
+    raise AssertionError(f"{mode}, {way}, gave an answer: {draft}")
 
 
 def cutting(server: ModelServer, numbers: random.Random) -> Callable[[Exchange], None]:

@@ -1,4 +1,6 @@
-"""What an operator types: `rag keys`, `analyst`, `project`, `explain-access`, `forget`; as rag_operator alone."""
+"""What an operator types: `rag keys`, `analyst`, `project`, `tags`, `prompts`, `explain-access`, `forget`; as
+rag_operator alone.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ def rag(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
     def run(*arguments: str, typed: str = "") -> Ran:
         monkeypatch.setattr(sys, "argv", ["rag", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), encoding="utf-8"))
         capfd.readouterr()
         code = 0
         try:
@@ -113,6 +115,13 @@ COMMANDS: dict[str, list[str]] = {
     "project share": ["project", "share", "orion", "--owner", "7", "--member", "8", "--tenant", "acme"],
     "project unshare": ["project", "unshare", "orion", "--owner", "7", "--member", "8", "--tenant", "acme"],
     "project members": ["project", "members", "--tenant", "acme"],
+    "tags set": ["tags", "set", "hr", "--owner", "7", "--tenant", "acme"],
+    "tags list": ["tags", "list"],
+    "tags remove": ["tags", "remove", "hr", "--tenant", "acme"],
+    "prompts set": ["prompts", "set", "-", "--tenant", "acme"],
+    "prompts show": ["prompts", "show", "--tenant", "acme"],
+    "prompts list": ["prompts", "list"],
+    "prompts remove": ["prompts", "remove", "--tenant", "acme"],
     "explain-access": ["explain-access", str(UUID(int=0)), "--tenant", "acme"],
     "forget": ["forget", "--tenant", "acme", "--yes"],
     "forget logs": ["forget", "--logs-older-than", "90d", "--yes"],
@@ -313,6 +322,31 @@ def test_keys_are_listed_without_secrets_and_end_when_revoked(operator: Rag, dep
     )
     assert table[1].split()[2:10] == ["another", "valid", "query", "–", "public", "no", "–", "–"]
     assert len(table) == 2
+
+
+def test_retractions_are_listed_newest_first(operator: Rag, deployment: Deployment):
+    with psycopg.connect(deployment.url("postgres"), autocommit=True) as superuser:
+        for tenant, user, action, days in (
+            ("acme", 7, "invalidate", 2),
+            ("acme", 0, "reinstate", 1),
+            ("other", 7, "invalidate", 0),
+            ("acme", 7, "invalidate", 8),
+        ):
+            superuser.execute(
+                "insert into rag.rag_retractions"
+                " (tenant_id, user_id, action, reason, cascade_id, sources, documents, chunks, created_at)"
+                " values (%s, %s, %s, 'upstream_taint', 'c-1', 2, 1, 3, now() - make_interval(days => %s))",
+                (tenant, user, action, days),
+            )
+    found = operator("retractions", "--json").json()["retractions"]
+    assert [(row["tenant_id"], row["user_id"], row["action"]) for row in found] == [
+        ("other", 7, "invalidate"),
+        ("acme", None, "reinstate"),
+        ("acme", 7, "invalidate"),
+    ]
+    assert {(row["reason"], row["cascade_id"], row["chunks"]) for row in found} == {("upstream_taint", "c-1", 3)}
+    table = operator("retractions", "--tenant", "acme", "--since", "10d", "--top", "2").out.splitlines()
+    assert len(table) == 3
 
 
 def test_what_services_asserted_is_listed_newest_first(operator: Rag, deployment: Deployment):
@@ -522,6 +556,122 @@ def test_a_project_is_shared_listed_and_unshared(operator: Rag, deployment: Depl
 def test_what_can_be_no_membership_is_refused(operator: Rag, project: str, owner: str, member: str, reason: str):
     ran = operator("project", "share", project, "--owner", owner, "--member", member, "--tenant", "acme")
     assert ran.error.startswith(reason)
+
+
+# --- owners of tags --------------------------------------------------------------------------------
+
+
+def test_a_tag_is_given_an_owner_listed_and_taken_from_them(operator: Rag):
+    setting = ["tags", "set", "hr", "--tenant", "acme"]
+    assert operator("tags", "list").err == "no tags\n"
+    assert operator(*setting, "--owner", "7").out == "Questions about hr go to user 7.\n"
+    assert operator(*setting, "--email", "hr@acme.example").out == "Questions about hr go to hr@acme.example.\n"
+    both = operator(*setting, "--owner", "8", "--email", "hr@acme.example")
+    assert both.out == "Questions about hr go to user 8 hr@acme.example.\n"
+    operator("tags", "set", "hr", "--tenant", "other", "--owner", "9")
+    operator("tags", "set", "finance", "--tenant", "acme", "--owner", "5")
+
+    def owners(*arguments: str) -> list[tuple[object, ...]]:
+        found = operator("tags", "list", *arguments, "--json").json()["tags"]
+        return [(row["tenant_id"], row["name"], row["owner_user_id"], row["owner_email"]) for row in found]
+
+    finance, hr = ("acme", "finance", 5, None), ("acme", "hr", 8, "hr@acme.example")
+    assert owners() == [finance, hr, ("other", "hr", 9, None)]
+    assert owners("--tenant", "acme") == [finance, hr]
+    assert operator("tags", "list", "--tenant", "nobody", "--json").json() == {"tags": []}
+    table = [line.split() for line in operator("tags", "list", "--tenant", "acme").out.splitlines()]
+    assert table[0] == ["tenant_id", "name", "owner_user_id", "owner_email", "updated_at"]
+    assert [row[:4] for row in table[1:]] == [["acme", "finance", "5", "–"], ["acme", "hr", "8", "hr@acme.example"]]
+
+    remove = ["tags", "remove", "hr", "--tenant", "acme"]
+    assert operator(*remove).out == "Questions about hr go to the administrator.\n"
+    assert owners() == [finance, ("other", "hr", 9, None)]
+    assert operator(*remove).error == "this tag has no owner: `rag tags list` has all of them (name)"
+
+
+WRONG_OWNERS = {
+    "nobody": (["hr"], "a tag is owned by a user, an address, or both (owner)"),
+    "everybody's tag": (["public", "--owner", "7"], "everybody has the tag public: it says nothing of whom to ask"),
+    "no tag": (["", "--owner", "7"], "name must be 1 to 64 characters"),
+    "no user": (["hr", "--owner", "0"], "owner must be a positive whole number"),
+    "a name": (["hr", "--owner", "anna"], "owner must be a positive whole number"),
+    "no address": (["hr", "--email", "anna"], "an address has one @ and at most 254 characters (email)"),
+    "two lines": (["hr", "--email", "a@b\nBcc: c@d"], "an address has one @ and at most 254 characters (email)"),
+    "an empty address": (["hr", "--email", ""], "an address has one @ and at most 254 characters (email)"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OWNERS)
+def test_what_owns_no_tag_is_refused(operator: Rag, deployment: Deployment, case: str):
+    arguments, reason = WRONG_OWNERS[case]
+    assert operator("tags", "set", *arguments, "--tenant", "acme").error.startswith(reason)
+    assert stored(deployment, "select name from rag.rag_tags") == []
+
+
+# --- prompts of tenants ----------------------------------------------------------------------------
+
+
+def test_a_prompt_is_set_shown_listed_and_removed(operator: Rag, deployment: Deployment, tmp_path: Path):
+    text = "You speak for Acme.\nSay {name} and 100%: [bold]as it stands[/bold].\n"
+    (tmp_path / "desk.txt").write_text(text, encoding="utf-8")
+    setting = ["prompts", "set", "desk.txt", "--tenant", "acme"]
+    assert operator("prompts", "list").err == "no prompts\n"
+    assert operator(*setting).out == "Tenant acme has its prompt, generation 1.\n"
+    assert operator("prompts", "show", "--tenant", "acme").out == text
+    assert operator(*setting, "--replace").out == "Tenant acme has its prompt, generation 2.\n"
+
+    (row,) = operator("prompts", "list", "--json").json()["prompts"]
+    assert row.pop("updated_at")
+    assert row == {"tenant_id": "acme", "generation": 2, "replaces": True, "prompt": text}
+    assert operator("prompts", "list", "--tenant", "other", "--json").json() == {"prompts": []}
+    # A table says that there is one, and not what it says.
+    table = operator("prompts", "list").out.splitlines()
+    assert table[0].split() == ["tenant_id", "generation", "replaces", "updated_at"]
+    assert table[1].split()[:3] == ["acme", "2", "yes"]
+    assert "Acme" not in "".join(table)
+
+    remove = ["prompts", "remove", "--tenant", "acme"]
+    assert operator(*remove).out == "Tenant acme tells the model nothing of its own.\n"
+    none = "this tenant has no prompt: `rag prompts list` has all of them (tenant_id)"
+    assert operator(*remove).error == none
+    assert operator("prompts", "show", "--tenant", "acme").error == none
+    assert stored(deployment, "select tenant_id from rag.rag_prompts") == []
+
+
+def test_a_prompt_is_read_from_standard_input(
+    operator: Rag, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "typed").write_bytes("Antworte höflich.".encode())
+    command = [sys.executable, "-m", "rag.cli", "prompts", "set", "-", "--tenant", "acme"]
+    with (tmp_path / "typed").open("rb") as typed:
+        ran = subprocess.run(command, stdin=typed, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "Tenant acme has its prompt, generation 1.\n")
+    assert stored(deployment, "select prompt from rag.rag_prompts") == [{"prompt": "Antworte höflich."}]
+
+
+WRONG_PROMPTS = {
+    "empty": (b"", "the prompt must not be empty"),
+    "blank": (b" \n\t", "the prompt must not be empty"),
+    "too long": (b"x" * 8193, "the prompt has 8193 bytes, and 8192 are permitted"),
+    "Latin-1": (b"h\xf6flich", "the prompt is not UTF-8, or is longer than 8192 bytes (FILE)"),
+    "cut": (b"x" * 8192 + "ö".encode(), "the prompt is not UTF-8, or is longer than 8192 bytes (FILE)"),
+    "NUL": (b"a\0b", "the prompt contains a NUL character"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PROMPTS)
+def test_what_is_no_prompt_is_refused(operator: Rag, deployment: Deployment, tmp_path: Path, case: str):
+    content, reason = WRONG_PROMPTS[case]
+    (tmp_path / "desk.txt").write_bytes(content)
+    assert operator("prompts", "set", "desk.txt", "--tenant", "acme").error == reason
+    assert stored(deployment, "select tenant_id from rag.rag_prompts") == []
+
+
+def test_a_prompt_that_is_no_file_is_one_line(operator: Rag, tmp_path: Path):
+    absent = operator("prompts", "set", "absent.txt", "--tenant", "acme")
+    assert absent.error == "absent.txt cannot be read: No such file or directory (FILE)"
+    folder = operator("prompts", "set", str(tmp_path), "--tenant", "acme")
+    assert folder.error.endswith("cannot be read: Is a directory (FILE)")
 
 
 # --- why somebody sees a document ------------------------------------------------------------------

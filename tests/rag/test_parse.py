@@ -324,12 +324,13 @@ def test_a_file_above_the_limit_is_refused_unread():
     assert caught.value.message == "a.pdf has 1,001 bytes; the limit is 1,000"
 
 
-@pytest.mark.parametrize(("name", "named"), [("a.docx", ".docx"), ("b/a.tar.gz", ".gz"), ("Makefile", "no suffix")])
+@pytest.mark.parametrize(("name", "named"), [("a.mov", ".mov"), ("b/a.tar.gz", ".gz"), ("Makefile", "no suffix")])
 def test_other_formats_are_refused_with_the_accepted_ones(name, named):
     with pytest.raises(UnsupportedFormat) as caught:
         parsed("x", name=name)
     assert caught.value.message == (
-        f"{name}: {named} is not accepted; accepted are .md, .markdown, .txt, .rst, .log, .yaml, .yml, .pdf"
+        f"{name}: {named} is not accepted; accepted are .md, .markdown, .txt, .rst, .log, .yaml, .yml, .pdf, "
+        ".html, .htm, .xhtml, .csv, .tsv, .docx, .xlsx, .epub"
     )
 
 

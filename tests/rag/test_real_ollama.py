@@ -1,23 +1,35 @@
-"""The same client against an Ollama of one's own: OLLAMA_BASE_URL, and CHAT_MODEL unless any model will do."""
+"""The same client, and the whole line, against an Ollama of one's own: OLLAMA_BASE_URL, and CHAT_MODEL unless any model
+will do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 
 from rag import prompt
+from rag.answer import INSUFFICIENT_CONTEXT, RAGService
+from rag.database import Database
+from rag.embed import Embedder
 from rag.errors import ContextOverflowError, ModelUnavailableError
+from rag.events import Done, Retracted, Sources, Token
+from rag.exchange import RAGRequest
 from rag.generate import Generator, open_generator
+from rag.principal import Principal
 from rag.settings import ModelLimits, Settings
+from rag.store import halfvec
 from tests.rag.model_servers import Listener
 from tests.rag.passages import passage
 
 PROMPT = prompt.build("When do backups run?", [passage("Backups run every night at two.")], [], nonce="0a1b2c")
+ANNA = Principal(tenant_id="acme", user_id=1)
+OTTO = Principal(tenant_id="acme", user_id=2)
 # A model that has to be loaded from a slow disk first.
 PATIENCE_S = 300.0
 
@@ -60,6 +72,33 @@ async def test_a_model_writes_from_its_source_and_is_heard_while_it_does(model: 
     assert len(sink.pieces) > 1
     assert "<think" not in draft.text
     assert "night" in draft.text.lower() or "two" in draft.text.lower()
+
+
+async def test_the_whole_line_cites_what_it_was_given_and_nothing_else(
+    model: str, generator: Generator, database: Database, embedder: Embedder, store: Callable[..., UUID]
+) -> None:
+    text = "Backups of the orders database run every night at 02:00 and are kept for 35 days."
+    (vector,) = await embedder.embed([text], purpose="document")
+    stored = store(ANNA, text, embedding=halfvec(vector), embedding_model=embedder.model_id, title="Backups")
+    service = RAGService(settings(model), database, embedder, generator)
+    asked = RAGRequest(query="When do backups of the orders database run?")
+
+    response = await service.generate(asked, principal=ANNA)
+    assert {citation.source_id for citation in response.citations} <= {f"{stored}:0"}
+    assert response.grounded == bool(response.citations)
+    assert 0 <= response.confidence.llm_score <= 100
+    assert response.model_used == model
+
+    events = [event async for event in service.stream(asked, principal=ANNA)]
+    assert isinstance(events[0], Sources)
+    assert isinstance(events[-1], Done)
+    retracted = any(isinstance(event, Retracted) for event in events)
+    shown = "".join(event.text for event in events if isinstance(event, Token))
+    assert retracted or shown == events[-1].response.answer
+
+    # Somebody who may read none of it: no model is asked.
+    empty = await service.generate(asked, principal=OTTO)
+    assert (empty.answer, empty.action, empty.grounded) == (INSUFFICIENT_CONTEXT, "ROUTE", False)
 
 
 async def test_a_schema_is_obeyed(model: str, generator: Generator) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -15,8 +17,10 @@ from rag.answer import RAGService
 from rag.database import Database
 from rag.embed import Embedder
 from rag.errors import ContextOverflowError, TokenBudgetExceededError
-from rag.exchange import ChatMessage, RAGRequest
+from rag.events import Done
+from rag.exchange import ChatMessage, RAGRequest, RAGResponse
 from rag.generate import open_generator
+from rag.grade import UNGRADED
 from rag.principal import Principal
 from rag.settings import ModelLimits
 from rag.store import halfvec
@@ -24,6 +28,7 @@ from tests.fakes.chat import Message, prompt_tokens
 from tests.rag.model_servers import PROVIDERS, ModelServer, model_server
 
 ANNA = Principal(tenant_id="acme", user_id=1)
+LABEL = re.compile(r"^\[(S\d+-[0-9a-f]{6})\]$", re.MULTILINE)
 
 PROSE = "Backups of the orders database run every night and are kept for five weeks in another region."
 DIGITS = "Order 84810327755 of 20261102083000 has 1.3e308 and 0x7fb2c4e1 in box 990127."
@@ -45,10 +50,17 @@ class Watched:
 
     server: ModelServer
     seen: list[list[Message]] = field(default_factory=list)
+    graded: list[list[Message]] = field(default_factory=list)
 
     def answer(self, messages: list[Message]) -> str:
         self.seen.append(messages)
-        return "They run at night."
+        # It cites, so that it is graded.
+        (label, *_) = LABEL.findall(messages[-1]["content"])
+        return f"They run at night. [{label}]"
+
+    def grade(self, schema: Mapping[str, Any], messages: list[Message]) -> str:
+        self.graded.append(messages)
+        return '{"score": 90}'
 
 
 @pytest.fixture(params=PROVIDERS)
@@ -56,6 +68,7 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
     with model_server(request.param, count_tokens=harsh) as server:
         watched = Watched(server)
         server.fake.answer = watched.answer
+        server.fake.fill = watched.grade
         yield watched
 
 
@@ -94,7 +107,7 @@ async def test_no_prompt_is_cut_silently_and_an_overflow_is_answered_by_one_shor
 ) -> None:
     prompts = scaled(test=40, ci=150, prove=2000)
     numbers = random.Random(11)
-    overflown = shrunk = refused = 0
+    overflown = shrunk = refused = ungraded = 0
     for _ in range(prompts // 10):
         window, response = numbers.choice((1024, 2048, 4096, 8192)), numbers.choice((64, 512))
         # The settings may know the model's window, or overrate it.
@@ -107,16 +120,22 @@ async def test_no_prompt_is_cut_silently_and_an_overflow_is_answered_by_one_shor
             rag_model_limits={"llama3.2": limits}, rag_max_context_tokens=numbers.choice((500, 3000)), rag_llm_queue=0
         )
         for _ in range(10):
-            before, seen = len(watched.server.chats), len(watched.seen)
+            before, seen, graded = len(watched.server.chats), len(watched.seen), len(watched.graded)
             try:
-                response_given = await service.generate(a_question(numbers), principal=ANNA)
+                response_given = await answered(service, a_question(numbers), streamed=numbers.random() < 0.5)
             except (ContextOverflowError, TokenBudgetExceededError):
                 response_given = None
-            asked = [chat["messages"] for chat in watched.server.chats[before:]]
+            chats = watched.server.chats[before:]
+            asked = [chat["messages"] for chat in chats if not is_form(chat)]
+            grades = [chat["messages"] for chat in chats if is_form(chat)]
             # Whatever the model answered, it had read all of it, and had room for the answer's beginning.
             assert all(messages in asked for messages in watched.seen[seen:])
-            assert all(prompt_tokens(messages, harsh) < window for messages in watched.seen[seen:])
+            assert all(messages in grades for messages in watched.graded[graded:])
+            assert all(
+                prompt_tokens(messages, harsh) < window for messages in (*watched.seen[seen:], *watched.graded[graded:])
+            )
             assert len(asked) <= 2
+            assert len(grades) <= 1
             if len(asked) == 2:
                 overflown += 1
                 assert len(asked[1][-1]["content"]) < len(asked[0][-1]["content"])
@@ -127,11 +146,32 @@ async def test_no_prompt_is_cut_silently_and_an_overflow_is_answered_by_one_shor
                 shrunk += len(asked) == 2
                 assert (answer.SHRUNK in response_given.degraded) == (len(asked) == 2)
                 assert len(watched.seen) - seen == min(1, len(asked))
+                # An answer that stands on a source is graded on a prompt that was read whole, or says that it is not.
+                if response_given.grounded:
+                    unread = len(watched.graded) == graded
+                    ungraded += unread
+                    assert (UNGRADED in response_given.degraded) == unread
+                    assert response_given.confidence.llm_score == (0 if unread else 90)
     assert shrunk > 0
     figure(
         f"{watched.server.provider}: {prompts} prompts: 0 cut silently, {overflown} too long and tried once more,"
-        f" {shrunk} of these answered, {refused} typed errors"
+        f" {shrunk} of these answered, {refused} typed errors;"
+        f" grades: {len(watched.graded)} read whole, {ungraded} refused"
     )
+
+
+async def answered(service: RAGService, request: RAGRequest, *, streamed: bool) -> RAGResponse:
+    if not streamed:
+        return await service.generate(request, principal=ANNA)
+    async with aclosing(service.stream(request, principal=ANNA)) as events:
+        told = [event async for event in events]
+    assert isinstance(told[-1], Done)
+    return told[-1].response
+
+
+def is_form(chat: Mapping[str, Any]) -> bool:
+    """Whether a chat asks for JSON, as a grade does."""
+    return "format" in chat or "response_format" in chat
 
 
 def a_question(numbers: random.Random) -> RAGRequest:

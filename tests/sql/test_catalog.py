@@ -65,11 +65,15 @@ def test_there_are_these_tables(superuser: psycopg.Connection) -> None:
         "rag_class_lexemes",
         "rag_documents",
         "rag_erasures",
+        "rag_feedback",
         "rag_project_members",
+        "rag_prompts",
         "rag_query_log_chunks",
         "rag_query_logs",
+        "rag_retractions",
         "rag_service_keys",
         "rag_signing_keys",
+        "rag_tags",
         "rag_tombstones",
     ]
 
@@ -160,7 +164,8 @@ def test_policies_call_these_functions_and_no_others(superuser: psycopg.Connecti
         """
     ).fetchall()
     assert {name for name, _ in called} == {
-        *("my_tenant_id", "my_user_id", "my_access_ids", "my_writable_access_ids", "i_am_analyst", "class_reads")
+        *("my_tenant_id", "my_user_id", "my_access_ids", "my_writable_access_ids", "i_am_analyst", "class_reads"),
+        "my_tags",
     }
     assert [command for name, command in called if name == "class_reads"] == ["a"]
 
@@ -171,7 +176,10 @@ DOCUMENT_UPDATE = (
     "source_uri source_hash source_updated_at language title body domain doc_type provenance_id task_id verified"
     " metadata updated_at content_updated_at"
 )
-VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage")
+VIEWS = (
+    *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
+    *("v_routed_queries", "v_feedback"),
+)
 SEEN = {(view, "SELECT"): "*" for view in VIEWS}
 REVISION = {("alembic_version", "SELECT"): "*"}
 SERVICE = {
@@ -185,6 +193,7 @@ SERVICE = {
     ("rag_query_logs", "INSERT"): "*",
     ("rag_query_log_chunks", "INSERT"): "*",
     ("rag_assertions", "INSERT"): "tenant_id key_id user_id project_id tags action",
+    ("rag_retractions", "INSERT"): "tenant_id user_id project_id action reason cascade_id sources documents chunks",
     **SEEN,
     **REVISION,
 }
@@ -208,7 +217,16 @@ PRIVILEGES = {
         ("rag_calibrations", "INSERT"): "*",
         ("rag_calibrations", "UPDATE"): "vector_share min_similarity questions ndcg_before ndcg_after calibrated_at",
         ("rag_calibrations", "DELETE"): "*",
+        ("rag_tags", "SELECT"): "*",
+        ("rag_tags", "INSERT"): "*",
+        ("rag_tags", "UPDATE"): "owner_user_id owner_email updated_at",
+        ("rag_tags", "DELETE"): "*",
+        ("rag_prompts", "SELECT"): "*",
+        ("rag_prompts", "INSERT"): "*",
+        ("rag_prompts", "UPDATE"): "prompt replaces generation updated_at",
+        ("rag_prompts", "DELETE"): "*",
         ("rag_assertions", "SELECT"): "*",
+        ("rag_retractions", "SELECT"): "*",
         ("rag_erasures", "SELECT"): "*",
         **REVISION,
     },
@@ -221,6 +239,7 @@ PRIVILEGES = {
         " embedding_model",
         ("rag_documents", "SELECT"): "tenant_id access_id id scope user_id tags source_type language doc_type verified"
         " created_at updated_at content_updated_at source_updated_at",
+        ("rag_feedback", "SELECT"): "tenant_id user_id access_id document_id rating clicked",
         ("rag_signing_keys", "SELECT"): "*",
         ("rag_analysts", "SELECT"): "*",
         ("rag_service_keys", "SELECT"): "*",
@@ -238,9 +257,14 @@ PRIVILEGES = {
         ("rag_query_log_chunks", "SELECT"): "*",
         ("rag_tombstones", "SELECT"): "*",
         ("rag_tombstones", "INSERT"): "*",
-        ("rag_tombstones", "UPDATE"): "generation reason updated_at",
+        ("rag_tombstones", "UPDATE"): "generation reason updated_at retracted cascade_id removed_id",
         ("rag_erasures", "SELECT"): "tenant_id subject_digest",
         ("rag_calibrations", "SELECT"): "*",
+        ("rag_feedback", "SELECT"): "*",
+        ("rag_feedback", "INSERT"): "*",
+        ("rag_feedback", "UPDATE"): "rating clicked updated_at",
+        ("rag_tags", "SELECT"): "*",
+        ("rag_prompts", "SELECT"): "*",
         ("rag_project_members", "SELECT"): "*",
         ("rag_project_members", "INSERT"): "*",
         ("rag_project_members", "UPDATE"): "may_write",
@@ -263,6 +287,12 @@ PRIVILEGES = {
         ("rag_query_logs", "DELETE"): "*",
         ("rag_query_log_chunks", "SELECT"): "tenant_id user_id query_id document_id",
         ("rag_query_log_chunks", "DELETE"): "*",
+        ("rag_feedback", "SELECT"): "tenant_id user_id query_id document_id",
+        ("rag_feedback", "DELETE"): "*",
+        ("rag_tags", "SELECT"): "tenant_id owner_user_id",
+        ("rag_tags", "DELETE"): "*",
+        ("rag_prompts", "SELECT"): "tenant_id",
+        ("rag_prompts", "DELETE"): "*",
         ("rag_signing_keys", "SELECT"): "key_id created_at",
         ("rag_signing_keys", "INSERT"): "*",
         ("rag_signing_keys", "DELETE"): "*",
@@ -274,6 +304,8 @@ PRIVILEGES = {
         ("rag_calibrations", "DELETE"): "*",
         ("rag_assertions", "SELECT"): "tenant_id user_id project_id created_at",
         ("rag_assertions", "DELETE"): "*",
+        ("rag_retractions", "SELECT"): "tenant_id user_id project_id",
+        ("rag_retractions", "DELETE"): "*",
     },
 }
 
@@ -470,11 +502,12 @@ def test_every_role_has_a_comment(superuser: psycopg.Connection, role: str) -> N
 
 SEARCH = (
     "search(text,halfvec,text,integer,text,uuid[],double precision,integer,integer,double precision,integer,boolean,"
-    "text,text,boolean,text[],text[],text[],text[],text[],timestamp with time zone,timestamp with time zone,jsonb)"
+    "text,text,boolean,text[],text[],text[],text[],text[],timestamp with time zone,timestamp with time zone,jsonb,"
+    "double precision)"
 )
 EXPLAIN = (
     "explain(text,uuid,halfvec,text,integer,integer,text,double precision,integer,integer,double precision,integer,"
-    "text,text)"
+    "text,text,double precision)"
 )
 DEFINERS = {
     "rag_search": [
@@ -483,6 +516,7 @@ DEFINERS = {
         "class_reads(bigint,text,bigint,text,text[])",
         "class_sizes(bigint)",
         "demote_class(text,bigint)",
+        "feedback_support(uuid[])",
         "indexed_among(bigint[])",
         "keyword_candidates(text,text,uuid[],integer,bigint[],uuid[],text[],halfvec,text)",
         "load_service_keys(text)",
@@ -497,18 +531,26 @@ DEFINERS = {
     ],
     "rag_principal": [
         "bury_source(bigint,text,text,text)",
+        "close_sources(bigint[],text[],text[],uuid[],text)",
+        "derived_documents(uuid[],text[],text[],boolean)",
         EXPLAIN,
         "find_source(bigint,text,bigint,text,text,text)",
+        "give_feedback(uuid,uuid,integer,integer,boolean)",
         "my_chunks()",
         "my_document(uuid)",
         "my_document_chunks(uuid)",
         "my_documents()",
         "my_documents_among(uuid[])",
+        "my_feedback()",
         "my_members()",
         "my_min_similarity(text)",
+        "my_prompt()",
         "my_queries()",
         "my_query_chunks()",
         "my_sources_among(text[])",
+        "my_tag_owner(text)",
+        "reopen_sources(text[],text[],uuid[],text[],text[])",
+        "retraction_of(text,bigint,text,text,text)",
         SEARCH,
         "search_mode(text,text,uuid[])",
         "share_project(text,bigint,boolean)",
@@ -568,6 +610,7 @@ def test_functions_that_read_the_principal_are_never_immutable(superuser: psycop
         "lexeme_query(text)",
         "lexeme_total(tsvector)",
         "prepared_vector(regconfig,text,boolean)",
+        "provenance_digest(text)",
         "question_lexemes(text,text)",
         "search_vector(text,text)",
         "source_digest(text,text)",
@@ -653,6 +696,38 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ("select rag.bury_source(3, 'text', 'a deleted source', 'a test')",),
         2,
     ),
+    "close_sources(bigint[],text[],text[],uuid[],text)": (
+        "rag_app",
+        (
+            "select rag.close_sources('{3}', '{the source}', '{null}', array[null]::uuid[], 'a cascade')",
+            "select rag.close_sources('{3,6}', '{the source,the source}', '{null,null}', '{null,null}', 'a cascade')",
+        ),
+        2,
+    ),
+    "derived_documents(uuid[],text[],text[],boolean)": (
+        "rag_app",
+        (
+            f"select array(select document_id from rag.derived_documents('{{{document_id(5)},{document_id(12)}}}',"
+            " '{the source}', '{}', true) where may_write order by 1)",
+        ),
+        [document_id(3), document_id(6)],
+    ),
+    "reopen_sources(text[],text[],uuid[],text[],text[])": (
+        "rag_app",
+        (
+            "select rag.close_sources('{3,6}', '{the source,the source}', '{null,null}', '{null,null}', 'a cascade')",
+            "select rag.reopen_sources('{the source}', '{}', '{}', '{}', '{user}')",
+        ),
+        1,
+    ),
+    "retraction_of(text,bigint,text,text,text)": (
+        "rag_app",
+        (
+            "select rag.close_sources('{3}', '{the source}', '{null}', array[null]::uuid[], 'a cascade')",
+            "select closed from rag.retraction_of('user', 1, null, 'the source', null)",
+        ),
+        1,
+    ),
     "find_source(bigint,text,bigint,text,text,text)": (
         "rag_app",
         ("select array(select id from rag.find_source(3, 'user', 1, null, 'text', 'the source'))",),
@@ -682,6 +757,29 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         "rag_app",
         ("select array(select document_id from rag.my_sources_among('{the source,another}') order by 1)",),
         [document_id(1), document_id(3), document_id(6)],
+    ),
+    "feedback_support(uuid[])": (
+        "rag_app",
+        (
+            "select array(select access_id from rag.feedback_support("
+            f"array['{document_id(3)}', '{document_id(5)}', '{document_id(12)}']::uuid[]))",
+        ),
+        [3],
+    ),
+    "give_feedback(uuid,uuid,integer,integer,boolean)": (
+        "rag_app",
+        (
+            f"select array[rag.give_feedback('{query_id(101)}', '{document_id(3)}', 0, -1, true),"
+            f" rag.give_feedback('{query_id(102)}', '{document_id(5)}', 0, -1, true)]",
+        ),
+        [True, False],
+    ),
+    "my_feedback()": ("rag_app", ("select array(select query_id from rag.my_feedback())",), [query_id(101)]),
+    "my_prompt()": ("rag_app", ("select prompt from rag.my_prompt()",), "You speak for t1."),
+    "my_tag_owner(text)": (
+        "rag_app",
+        ("select array[count(*), (select count(*) from rag.my_tag_owner('public'))] from rag.my_tag_owner('hr')",),
+        [0, 0],
     ),
     "my_members()": (
         "rag_app",
@@ -731,9 +829,13 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "rag_calibrations": 1,
             "rag_chunks": 10,
             "rag_documents": 10,
+            "rag_feedback": 2,
+            "rag_prompts": 1,
+            "rag_tags": 2,
             "rag_project_members": 2,
             "rag_query_log_chunks": 3,
             "rag_query_logs": 6,
+            "rag_retractions": 3,
             "rag_service_keys": 1,
             "rag_tombstones": 10,
         },
@@ -763,9 +865,12 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "rag_assertions": 1,
             "rag_chunks": 4,
             "rag_documents": 4,
+            "rag_feedback": 1,
+            "rag_tags": 0,
             "rag_project_members": 2,
             "rag_query_log_chunks": 1,
             "rag_query_logs": 2,
+            "rag_retractions": 1,
             "rag_tombstones": 4,
         },
     ),
@@ -793,6 +898,7 @@ HIJACK = (
     """,
     "create function mine.my_tenant_id() returns text language sql as $$ select 't2' $$",
     "create function mine.my_user_id() returns bigint language sql as $$ select 2::bigint $$",
+    "create function mine.my_tags() returns text[] language sql as $$ select '{hr,legal}'::text[] $$",
     "create function mine.i_am_analyst() returns boolean language sql as $$ select true $$",
     "create function mine.my_access_ids() returns bigint[] language sql as $$ select '{1,2,3,4,5}'::bigint[] $$",
     "create function mine.my_writable_access_ids() returns bigint[] language sql as $$ select '{5}'::bigint[] $$",
@@ -994,7 +1100,7 @@ def test_foreign_keys_cascade_or_restrict(superuser: psycopg.Connection) -> None
         "select conname, confdeltype, confupdtype from pg_constraint"
         " where contype = 'f' and connamespace = 'rag'::regnamespace"
     ).fetchall()
-    assert len(found) == 7
+    assert len(found) == 8
     assert [name for name, delete, update in found if delete not in ("c", "r", "a") or update not in ("r", "a")] == []
 
 
@@ -1038,6 +1144,7 @@ HARMLESS = {
     *("ready", "chunks", "lexemes", "measured_at", "vector_bytes_per_chunk", "words_bytes_per_chunk"),
     *("fusion", "vector_share", "min_similarity", "questions", "ndcg_before", "ndcg_after", "calibrated_at"),
     *("user_id", "owner_user_id", "member_user_id"),
+    *("rating", "clicked", "replaces", "route_fallback", "retracted", "removed_id", "sources", "documents"),
 }
 
 

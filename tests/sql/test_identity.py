@@ -164,6 +164,7 @@ REFUSED_TO_NOBODY = {
     "select access_class('public', null, null, '{public}')": "42501",
     "select bury_source(3, 'text', 'x', 'y')": "42501",
     "select bury_source(1, 'text', 'x', 'y')": "42501",
+    "select close_sources('{3}', '{x}', '{null}', array[null]::uuid[], 'y')": "42501",
     "select share_project('alpha', 2, true)": "42501",
     "select load_service_keys(null)": "28000",
     "select load_service_keys('')": "28000",
@@ -172,6 +173,8 @@ REFUSED_TO_NOBODY = {
     " values ('t1', 0, '', 0, 'none', 0, 0, 0, 0, 0, 0)": "42501",
     "insert into rag_assertions (tenant_id, key_id, user_id, tags, action)"
     " values ('t1', 'aaaaaaaaaaaaaaaa', 0, '{}', 'query')": "42501",
+    "insert into rag_retractions (tenant_id, user_id, action, reason, sources, documents, chunks)"
+    " values ('t1', 0, 'reinstate', 'x', 0, 0, 0)": "42501",
 }
 
 
@@ -187,6 +190,10 @@ def assert_nobody(connection: psycopg.Connection) -> None:
         assert connection.execute(f"select * from {function}(%s)", (document_id(1),)).fetchall() == []
     found = "select * from find_source(3, 'user', 1, null, 'text', 'the source')"
     assert connection.execute(found).fetchall() == [(None, None, None, None, 0)]
+    named = f"'{{{document_id(1)},{document_id(3)}}}', '{{the source}}', '{{x}}'"
+    assert connection.execute(f"select * from derived_documents({named}, true)").fetchall() == []
+    assert column(connection, "select closed from retraction_of('user', 1, null, 'the source', 'x')") == [None]
+    assert column(connection, "select reopen_sources('{the source}', '{x}', '{}', '{}', '{user}')") == [0]
     assert column(connection, "select class_reads(3, 'user', 1, null, '{public}')") == [False]
     assert column(connection, "select unshare_project('alpha', 2)") == [False]
     for statement, state in REFUSED_TO_NOBODY.items():
@@ -723,7 +730,7 @@ def test_user_0_sees_public_rows_only(service: psycopg.Connection) -> None:
         assert principals(service) == [("t1", None, "*", ["public"])]
         assert column(service, "select access_id from rag_chunks") == [1]
         once = ("rag_documents", "rag_chunks", "v_documents", "v_chunks", "v_stale_documents", "v_source_usage")
-        once += ("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_chunks()")
+        once += ("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_chunks()", "my_prompt()")
         assert rows_everywhere(service) == dict.fromkeys(SERVICE_READS, 0) | dict.fromkeys(once, 1)
 
 
@@ -958,12 +965,13 @@ VECTORS = ("text_vector", "prepared_vector", "unspaced_vector", "unspaced_letter
 READING = {
     *("my_principal", "my_tenant_id", "my_user_id", "my_access_ids", "my_classes", "whoami", "my_documents"),
     *("my_listed_documents", "my_chunks", "my_document", "search_mode", "my_queries", "my_query_chunks"),
-    *("text_search_config", "search", "explain"),
+    *("my_feedback", "text_search_config", "search", "explain"),
 }
 SERVING = READING | {
     *("begin_as", "my_writable_access_ids", "access_class", "class_reads", "load_service_keys"),
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "bury_source", "my_members"),
-    "my_min_similarity",
+    *("my_min_similarity", "give_feedback", "my_tag_owner", "my_prompt"),
+    *("derived_documents", "retraction_of", "close_sources", "reopen_sources"),
     *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
 OPERATING = {
@@ -979,8 +987,10 @@ FOR_SEARCH = {
 FOR_PRINCIPAL = {
     *("my_principal", "my_tenant_id", "my_user_id", "i_am_analyst", "my_access_ids", "my_writable_access_ids"),
     *("narrowed_access_ids", "my_classes", "tenant_lock", "source_digest", "erasure_digest", "keyword_candidates"),
+    "provenance_digest",
     *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
     *("class_contents", "indexed_among", "nearest_indexed", "vector_share", "fuse_candidates"),
+    *("my_tags", "feedback_support"),
 }
 
 
@@ -1070,6 +1080,7 @@ def test_the_service_cannot_pass_on_its_rights(world: Deployment, role: str) -> 
                 *(f"select {name} from rag_documents" for name in ("title", "body", "source_id", "source_uri")),
                 *("select metadata from rag_documents", "select source_hash from rag_documents"),
                 *("select count(*) from rag_query_logs", "select count(*) from rag_assertions"),
+                "select count(*) from rag_retractions",
                 *("update rag_access_classes set tags = '{public}'", "delete from rag_access_classes"),
                 *("insert into rag_signing_keys values ('x', '', '')", "delete from rag_signing_keys"),
                 "update rag_analysts set tenant_id = 't2'",
@@ -1080,6 +1091,7 @@ def test_the_service_cannot_pass_on_its_rights(world: Deployment, role: str) -> 
             (
                 *("select count(*) from rag_signing_keys", "select count(*) from rag_analysts"),
                 *("select count(*) from rag_service_keys", "select count(*) from rag_assertions"),
+                "select count(*) from rag_retractions",
                 *("select count(*) from rag_access_classes", "select kind from rag_erasures"),
                 *("select rows_removed from rag_erasures", "delete from rag_documents", "delete from rag_chunks"),
                 *("update rag_documents set title = ''", "delete from rag_tombstones"),
@@ -1098,6 +1110,7 @@ def test_the_service_cannot_pass_on_its_rights(world: Deployment, role: str) -> 
                 *("select query_text from rag_query_logs", "select query_hash from rag_query_logs"),
                 *("select inner_pad from rag_signing_keys", "select outer_pad from rag_signing_keys"),
                 *("select secret_sha256 from rag_service_keys", "select tags from rag_assertions"),
+                *("select reason from rag_retractions", "select cascade_id from rag_tombstones"),
                 *("update rag_documents set title = ''", "insert into rag_access_classes default values"),
                 *("update rag_project_members set may_write = true", "insert into rag_analysts default values"),
             ),
@@ -1128,6 +1141,7 @@ def test_no_message_of_a_refusal_names_a_tenant_or_a_user(app: psycopg.Connectio
             "select begin_as('t1', 1, null, '{public}', 'test.777.00')",
             "select access_class('user', 777, null, '{public}')",
             "select bury_source(777, 'text', 't2', 'why')",
+            "select close_sources('{777}', '{t2}', '{null}', array[null]::uuid[], 'why')",
             "select load_service_keys('test.777.00')",
         ):
             with pytest.raises((InsufficientPrivilege, InvalidAuthorizationSpecification)) as caught, app.transaction():

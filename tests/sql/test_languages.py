@@ -474,7 +474,7 @@ async def test_what_is_ingested_in_a_language_is_found_by_its_words_alone(
         ]
         found = []
         for _, question in NOTES[language]:
-            passages, mode = await retrieve(
+            passages, mode, _ = await retrieve(
                 question,
                 None,
                 principal=MARA,

@@ -53,6 +53,12 @@ QUESTIONS: Mapping[int, tuple[str, int, str | None, tuple[int, ...]]] = {
     107: (ONE, ANNA, "*", (41, 61)),
     108: (ONE, BORIS, "*", (51, 61, 22)),
 }
+# What askers made of their questions: of a document, or of the answer.
+FEEDBACK: tuple[tuple[int, int | None], ...] = (
+    *((101, 21), (101, 11), (102, 61), (103, None), (104, 41), (104, None), (106, 81), (108, 22)),
+)
+# tenant, tag, owner
+TAG_OWNERS = ((ONE, "hr", ANNA), (ONE, "it", BORIS), (TWO, "hr", ANNA))
 # assertion: tenant, user, project
 ASSERTIONS: Mapping[int, tuple[str, int, str | None]] = {
     201: (ONE, ANNA, None),
@@ -98,10 +104,33 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
                 " score, cited) values (%s, %s, %s, %s, %s, 0, 1, true)",
                 (tenant, uuid_of(number), user, rank, uuid_of(hit)),
             )
+    for number, hit in FEEDBACK:
+        tenant, user, _, hits = QUESTIONS[number]
+        superuser.execute(
+            "insert into rag_feedback (tenant_id, user_id, query_id, rank, access_id, document_id, chunk_index, rating)"
+            " values (%(tenant)s, %(user)s, %(query)s, %(rank)s, %(access)s, %(document)s, %(index)s, 1)",
+            {
+                "tenant": tenant,
+                "user": user,
+                "query": uuid_of(number),
+                "rank": 0 if hit is None else hits.index(hit) + 1,
+                "access": None if hit is None else hit // 10,
+                "document": None if hit is None else uuid_of(hit),
+                "index": None if hit is None else 0,
+            },
+        )
+    for owned in TAG_OWNERS:
+        superuser.execute("insert into rag_tags (tenant_id, name, owner_user_id) values (%s, %s, %s)", owned)
     for number, (tenant, user, project) in ASSERTIONS.items():
         superuser.execute(
             "insert into rag_assertions (tenant_id, id, key_id, user_id, project_id, tags, action)"
             " values (%s, %s, 'aaaaaaaaaaaaaaaa', %s, %s, '{public}', 'query')",
+            (tenant, uuid_of(number), user, project),
+        )
+        superuser.execute(
+            "insert into rag_retractions"
+            " (tenant_id, id, user_id, project_id, action, reason, sources, documents, chunks)"
+            " values (%s, %s, %s, %s, 'invalidate', 'a test', 1, 1, 1)",
             (tenant, uuid_of(number), user, project),
         )
     for number, tenant in ((301, ONE), (302, TWO)):
@@ -118,6 +147,7 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
             " ndcg_before, ndcg_after) values (%s, 'test-model', 'rank', 'en', 0.5, 100, 0.8, 0.9)",
             (tenant,),
         )
+        superuser.execute("insert into rag_prompts (tenant_id, prompt) values (%s, 'Be kind.')", (tenant,))
         superuser.execute(
             "insert into rag_erasures (tenant_id, id, kind, subject_digest, rows_removed, erased_by)"
             " values (%s, %s, 'user', sha256('somebody'), 5, 'rag_operator')",
@@ -197,7 +227,14 @@ NAMED_BY: Mapping[str, Callable[[dict[str, Any]], object]] = {
     ),
     "rag_query_logs": lambda row: number_of(row["id"]),
     "rag_query_log_chunks": lambda row: (number_of(row["query_id"]), number_of(row["document_id"])),
+    "rag_feedback": lambda row: (
+        number_of(row["query_id"]),
+        None if row["document_id"] is None else number_of(row["document_id"]),
+    ),
+    "rag_tags": lambda row: (row["tenant_id"], row["name"]),
+    "rag_prompts": lambda row: row["tenant_id"],
     "rag_assertions": lambda row: number_of(row["id"]),
+    "rag_retractions": lambda row: number_of(row["id"]),
     "rag_service_keys": lambda row: row["tenant_id"],
     "rag_analysts": lambda row: row["tenant_id"],
     "rag_calibrations": lambda row: row["tenant_id"],
@@ -237,9 +274,15 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
                 *((105, 11), (105, 12), (107, 41), (107, 61), (108, 51), (108, 61), (108, 22)),
             },
             "rag_assertions": {201, 202, 203, 204, 205},
+            "rag_retractions": {201, 202, 203, 204, 205},
             "rag_service_keys": {ONE},
             "rag_analysts": {ONE},
             "rag_calibrations": {ONE},
+            "rag_prompts": {ONE},
+            "rag_tags": {(ONE, "hr"), (ONE, "it")},
+            "rag_feedback": {
+                *((101, 21), (101, 11), (102, 61), (103, None), (104, 41), (104, None), (108, 22)),
+            },
             "rag_erasures": {301},
         },
     ),
@@ -253,7 +296,11 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_query_logs": {101, 102, 107},
             # Others' hits on what was hers as well.
             "rag_query_log_chunks": {(101, 21), (101, 11), (102, 61), (107, 41), (107, 61), (104, 41), (108, 22)},
+            # Others' words on what was hers as well.
+            "rag_feedback": {(101, 21), (101, 11), (102, 61), (104, 41), (108, 22)},
+            "rag_tags": {(ONE, "hr")},
             "rag_assertions": {201, 202},
+            "rag_retractions": {201, 202},
         },
     ),
     "project of everybody": (
@@ -268,7 +315,9 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
                 *((103, 51), (103, 52), (103, 53), (104, 41), (104, 13)),
                 *((107, 41), (108, 51)),
             },
+            "rag_feedback": {(103, None), (104, 41), (104, None)},
             "rag_assertions": {202, 203, 204},
+            "rag_retractions": {202, 203, 204},
         },
     ),
     "project of one": (
@@ -281,7 +330,9 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             # Carla asked in Anna's project; Boris in his own of that name.
             "rag_query_logs": {104},
             "rag_query_log_chunks": {(104, 41), (104, 13), (107, 41)},
+            "rag_feedback": {(104, 41), (104, None)},
             "rag_assertions": {202, 204},
+            "rag_retractions": {202, 204},
         },
     ),
     "source": (
@@ -292,6 +343,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
                 *((101, 21), (101, 11), (102, 61), (103, 51), (103, 52), (104, 41)),
                 *((105, 11), (105, 12), (107, 41), (107, 61), (108, 51), (108, 61), (108, 22)),
             },
+            "rag_feedback": {(101, 21), (101, 11), (102, 61), (104, 41), (108, 22)},
         },
     ),
     "source of a type": (
@@ -302,6 +354,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
                 *((101, 21), (101, 11), (102, 61), (103, 51), (104, 41)),
                 *((105, 11), (107, 41), (107, 61), (108, 51), (108, 61)),
             },
+            "rag_feedback": {(101, 21), (101, 11), (102, 61), (104, 41)},
         },
     ),
     "nothing": ({"tenant_id": ONE, "user_id": 7009}, {}),
@@ -566,7 +619,8 @@ def test_logs_end_by_age_and_nothing_else_does(registrar: psycopg.Connection, ca
     after = contents(registrar)
     # What a question got back goes with it.
     hits = {name for name in before["rag_query_log_chunks"] if name[0] in taken.get("rag_query_logs", set())}  # type: ignore[index]
-    taken = taken | {"rag_query_log_chunks": hits}
+    said = {name for name in before["rag_feedback"] if name[0] in taken.get("rag_query_logs", set())}  # type: ignore[index]
+    taken = taken | {"rag_query_log_chunks": hits, "rag_feedback": said}
     for table, rows in before.items():
         assert after[table] == {name: row for name, row in rows.items() if name not in taken.get(table, set())}, table
 

@@ -69,6 +69,7 @@ INSERT_TOMBSTONE = """
     values ('{tenant}', {access}, sha256('a new source'), 'a test')
     returning access_id
 """
+CLOSE = "select close_sources(array[%s]::bigint[], array[%s], array[null], array[null]::uuid[], 'a cascade')"
 CHANGE_TOMBSTONES = "update rag_tombstones set generation = generation + 1 returning access_id, generation"
 
 
@@ -214,13 +215,13 @@ def test_rag_principal_buries_sources_where_the_principal_writes(service: psycop
                 ),
                 refused_with(service, "select bury_source(%s, 'text', 'a new source', 'a test')", (access_id,)),
                 refused_with(service, "select bury_source(%s, 'text', 'a deleted source', 'a test')", (access_id,)),
+                refused_with(service, CLOSE, (access_id, "a deleted source")),
+                refused_with(service, CLOSE, (access_id, "a new source")),
             )
             for access_id in (*CLASSES, MISSING_CLASS)
         }
         assert sorted(as_principal(service, CHANGE_TOMBSTONES)) == sorted(allowed)
-    assert states == {
-        access_id: (None, None, None) if access_id in allowed else ("42501", "42501", "42501") for access_id in states
-    }
+    assert states == {access_id: (None,) * 5 if access_id in allowed else ("42501",) * 5 for access_id in states}
 
 
 @every_reach
@@ -310,8 +311,9 @@ def test_moving_ones_own_row_is_refused(service: psycopg.Connection, table: str,
 
 UNREAD = (
     *("rag_access_classes", "rag_project_members", "rag_tombstones", "rag_query_logs", "rag_query_log_chunks"),
-    *("rag_signing_keys", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_erasures"),
+    *("rag_signing_keys", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_retractions", "rag_erasures"),
     *("rag_class_indexes", "rag_class_languages", "rag_class_lexemes"),
+    *("rag_feedback", "rag_tags", "rag_prompts"),
 )
 
 
@@ -349,6 +351,10 @@ UNREAD = (
         " values ('t1', 'a', 1, '{}', 'query', now())",
         "update rag_assertions set action = 'delete'",
         "delete from rag_assertions",
+        "insert into rag_retractions (tenant_id, id, user_id, action, reason, sources, documents, chunks)"
+        " values ('t1', gen_random_uuid(), 1, 'reinstate', 'x', 0, 0, 0)",
+        "update rag_retractions set reason = 'another'",
+        "delete from rag_retractions",
         "update rag_documents set id = gen_random_uuid()",
         "update rag_documents set tags = '{public}'",
         "truncate rag_documents cascade",
@@ -493,7 +499,7 @@ def test_a_tombstone_is_raised_and_never_removed(service: psycopg.Connection) ->
 
 # --- query logs -----------------------------------------------------------------------------------
 
-LOG_TABLES = ("rag_query_logs", "rag_query_log_chunks", "rag_assertions")
+LOG_TABLES = ("rag_query_logs", "rag_query_log_chunks", "rag_assertions", "rag_retractions")
 
 
 def asked(connection: psycopg.Connection) -> dict[str, set[UUID]]:
@@ -561,6 +567,7 @@ def test_each_user_logs_under_their_own_name(
     with speaking(service, USER_1):
         assert refused_with(service, log_statement("rag_query_logs"), log_row(MISSING, tenant, user)) == state
         assert refused_with(service, log_statement("rag_assertions"), log_row(MISSING, tenant, user)) == state
+        assert refused_with(service, log_statement("rag_retractions"), log_row(MISSING, tenant, user)) == state
         row = log_row(query_id(101), tenant, user, rank=2)
         assert refused_with(service, log_statement("rag_query_log_chunks"), row) == state
 
@@ -711,8 +718,11 @@ def test_operators_manage_keys_and_analysts_and_read_records_in_every_tenant(ope
             "rag_analysts": 2,
             "rag_service_keys": 2,
             "rag_assertions": 4,
+            "rag_retractions": 4,
             "rag_erasures": 2,
             "rag_calibrations": 2,
+            "rag_tags": 4,
+            "rag_prompts": 2,
         }
         for table, rows in counts.items():
             assert column(operator, f"select count(*) from {table}") == [rows]
@@ -732,9 +742,18 @@ def test_operators_manage_keys_and_analysts_and_read_records_in_every_tenant(ope
         )
         assert operator.execute("update rag_calibrations set vector_share = 0.6, min_similarity = 0").rowcount == 3
         assert operator.execute("delete from rag_calibrations").rowcount == 3
+        operator.execute("insert into rag_tags (tenant_id, name, owner_user_id) values ('t2', 'it', 5)")
+        assert operator.execute("update rag_tags set owner_user_id = 6, owner_email = 'a@b.c'").rowcount == 5
+        assert operator.execute("delete from rag_tags").rowcount == 5
+        operator.execute("insert into rag_prompts (tenant_id, prompt) values ('t3', 'Be kind.')")
+        assert operator.execute("update rag_prompts set prompt = 'Be brief.', replaces = true").rowcount == 3
+        assert operator.execute("delete from rag_prompts").rowcount == 3
 
 
-VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage")
+VIEWS = (
+    *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
+    *("v_routed_queries", "v_feedback"),
+)
 
 
 @pytest.mark.parametrize(
@@ -753,11 +772,13 @@ VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_sta
         *(f"select count(*) from {view}" for view in VIEWS),
         "delete from rag_documents",
         "delete from rag_assertions",
+        "delete from rag_retractions",
         "delete from rag_erasures",
         "delete from rag_service_keys",
         "delete from rag_signing_keys",
         "insert into rag_signing_keys values ('mine', '', '')",
         "insert into rag_assertions default values",
+        "insert into rag_retractions default values",
         "insert into rag_erasures default values",
         "update rag_service_keys set tenant_id = 't2'",
         "update rag_service_keys set expires_at = 'infinity'",
@@ -767,6 +788,11 @@ VIEWS = ("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_sta
         "update rag_analysts set role_name = 'somebody'",
         "update rag_calibrations set tenant_id = 't2'",
         "update rag_calibrations set language = 'de'",
+        "update rag_tags set tenant_id = 't2'",
+        "update rag_tags set name = 'legal'",
+        "update rag_prompts set tenant_id = 't2'",
+        "select count(*) from rag_feedback",
+        "delete from rag_feedback",
     ],
 )
 def test_operators_do_nothing_else(operator: psycopg.Connection, statement: str) -> None:
@@ -804,6 +830,199 @@ def test_the_service_itself_neither_reads_nor_changes_a_calibration(
         assert refused_with(service, statement) == "42501"
         if not statement.startswith("select"):
             assert principal_refused_with(service, f"{statement} returning 1") == "42501"
+
+
+# --- feedback -------------------------------------------------------------------------------------
+
+# As rag_principal, for the question that user 1 of t1 asked.
+INSERT_FEEDBACK = """
+    insert into rag_feedback (tenant_id, user_id, query_id, rank, access_id, document_id, chunk_index, rating)
+    values ('{tenant}', {user}, '{query}', 2, {access}, '{document}', 0, 1)
+    returning tenant_id
+"""
+
+
+@pytest.mark.parametrize(
+    ("principal", "readable"),
+    [
+        (USER_1, {101}),
+        (USER_2, {102}),
+        (NAMESAKE, {104}),
+        (NO_USER, set()),
+        (Principal(tenant_id="t1", user_id=3), set()),
+        (Principal(tenant_id="t3", user_id=1), set()),
+    ],
+)
+def test_each_user_reads_and_changes_their_own_feedback(
+    service: psycopg.Connection, principal: Principal, readable: set[int]
+) -> None:
+    expected = set(map(query_id, readable))
+    with speaking(service, principal):
+        for source in ("my_feedback()", "v_feedback"):
+            assert set(column(service, f"select query_id from {source}")) == expected
+        for statement in (
+            "select query_id from rag_feedback",
+            "update rag_feedback set rating = -1 returning query_id",
+        ):
+            assert {UUID(found) for found in as_principal(service, statement)} == expected
+
+
+@pytest.mark.parametrize(
+    ("tenant", "user", "access", "state"),
+    [
+        ("t1", 1, 3, None),
+        ("t1", 1, 5, "42501"),  # a class of somebody else
+        ("t1", 2, 3, "42501"),
+        ("t2", 1, 3, "42501"),
+        ("t1", 0, 3, "42501"),
+    ],
+)
+def test_each_user_gives_feedback_under_their_own_name_and_in_their_own_classes(
+    service: psycopg.Connection, tenant: str, user: int, access: int, state: str | None
+) -> None:
+    row = {"tenant": tenant, "user": user, "access": access, "query": query_id(101), "document": document_id(3)}
+    with speaking(service, USER_1):
+        assert principal_refused_with(service, INSERT_FEEDBACK.format(**row)) == state
+
+
+def given(connection: psycopg.Connection, number: int, access_id: int | None, *, index: int = 0) -> bool:
+    """Whether feedback on a question of the world, and on a document in it, is kept."""
+    document = None if access_id is None else document_id(access_id)
+    statement = "select give_feedback(%s, %s, %s, 1, false)"
+    (kept,) = column(connection, statement, (query_id(number), document, index))
+    return bool(kept)
+
+
+def test_feedback_is_for_ones_own_question_and_what_it_returned(service: psycopg.Connection) -> None:
+    """Whatever is not theirs is what does not exist: not kept, and no error."""
+    with speaking(service, USER_1):
+        assert (given(service, 101, None), given(service, 101, 3)) == (True, True)
+        others = [(102, None), (102, 5), (103, None), (104, None), (104, 12), (999, None)]
+        assert [case for case in others if given(service, *case)] == []
+        # Readable, but not what the question got back; and no chunk of that number.
+        assert (given(service, 101, 1), given(service, 101, 3, index=1)) == (False, False)
+    for stranger in (USER_2, NAMESAKE, NO_USER):
+        with speaking(service, stranger):
+            assert (given(service, 101, None), given(service, 101, 3)) == (False, False)
+
+
+def test_feedback_ends_where_reading_ends(service: psycopg.Connection) -> None:
+    with speaking(service, Principal(tenant_id="t1", user_id=1, tags=("unheld",))):
+        assert given(service, 101, 3) is False
+        assert column(service, "select count(*) from my_feedback()") == [0]
+        assert column(service, "select count(*) from v_feedback") == [0]
+
+
+def test_the_last_rating_holds_and_a_click_stays(service: psycopg.Connection) -> None:
+    place = (query_id(101), document_id(3))
+    with speaking(service, USER_1):
+        for rating, clicked in ((1, False), (None, True), (-1, False)):
+            service.execute("select give_feedback(%s, %s, 0, %s, %s)", (*place, rating, clicked))
+        said = service.execute("select rating, clicked from my_feedback() where document_id is not null").fetchall()
+        assert said == [(-1, True)]
+
+
+@pytest.mark.parametrize("rating", [2, -2, None])
+def test_feedback_that_says_nothing_or_too_much_is_refused(service: psycopg.Connection, rating: int | None) -> None:
+    with speaking(service, USER_1):
+        statement = "select give_feedback(%s, null, null, %s, false)"
+        assert refused_with(service, statement, (query_id(101), rating)) == "23514"
+
+
+def test_what_others_said_counts_in_the_classes_that_the_principal_reads(
+    service: psycopg.Connection,
+) -> None:
+    """The world has a word of one person each in the classes 3, 5 and 12."""
+    listed = ", ".join(f"'{document_id(access_id)}'" for access_id in CLASSES)
+    support = f"from feedback_support(array[{listed}]::uuid[])"
+    for reach in REACHES.values():
+        with speaking(service, reach.principal):
+            found = as_principal(service, f"select access_id {support}")
+        assert set(found) == reach.reads & {3, 5, 12}
+    with speaking(service, USER_1):
+        assert as_principal(service, f"select support {support}") == [1 / (1 + 3)]
+
+
+@pytest.mark.parametrize("statement", ["select rating from rag_feedback", "delete from rag_feedback"])
+def test_the_service_itself_reads_and_removes_no_feedback(service: psycopg.Connection, statement: str) -> None:
+    with speaking(service, USER_1):
+        assert refused_with(service, statement) == "42501"
+        if statement.startswith("delete"):
+            assert principal_refused_with(service, f"{statement} returning rank") == "42501"
+
+
+# --- owners of tags, and prompts ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tenant", "tags", "owners"),
+    [
+        ("t1", "public", {}),
+        ("t1", "hr", {"hr": (2, "hr@t1.example")}),
+        ("t1", "hr legal public", {"hr": (2, "hr@t1.example"), "legal": (2, "legal@t1.example")}),
+        ("t1", "unheld", {}),
+        ("t2", "hr", {"hr": (1, "hr@t2.example")}),
+        ("t3", "hr legal", {}),
+    ],
+)
+def test_owners_are_named_to_those_who_hold_the_tag_in_its_tenant(
+    service: psycopg.Connection, tenant: str, tags: str, owners: dict[str, tuple[int, str]]
+) -> None:
+    with speaking(service, Principal(tenant_id=tenant, user_id=1, tags=tuple(tags.split()))):
+        found = {
+            tag: row
+            for tag in ("hr", "legal", "public", "unheld")
+            for row in service.execute("select * from my_tag_owner(%s)", (tag,)).fetchall()
+        }
+        assert found == owners
+        assert set(as_principal(service, "select name from rag_tags")) == set(owners)
+
+
+@pytest.mark.parametrize("tenant", ["t1", "t2", "t3"])
+def test_a_tenant_has_its_own_prompt(service: psycopg.Connection, tenant: str) -> None:
+    expected = [] if tenant == "t3" else [f"You speak for {tenant}."]
+    with speaking(service, Principal(tenant_id=tenant)):
+        assert column(service, "select prompt from my_prompt()") == expected
+        assert as_principal(service, "select prompt from rag_prompts") == expected
+
+
+def test_nobody_has_an_owner_or_a_prompt(service: psycopg.Connection) -> None:
+    assert column(service, "select count(*) from my_tag_owner('hr')") == [0]
+    assert column(service, "select count(*) from my_prompt()") == [0]
+
+
+@pytest.mark.parametrize("table", ["rag_tags", "rag_prompts"])
+@pytest.mark.parametrize(
+    "statement", ["update {} set updated_at = now()", "insert into {} default values", "delete from {}"]
+)
+def test_nobody_but_operators_says_who_owns_a_tag_and_what_a_tenant_tells_the_model(
+    service: psycopg.Connection, table: str, statement: str
+) -> None:
+    with speaking(service, USER_1):
+        assert refused_with(service, statement.format(table)) == "42501"
+        assert principal_refused_with(service, f"{statement.format(table)} returning tenant_id") == "42501"
+
+
+@pytest.mark.parametrize(
+    ("statement", "state"),
+    [
+        ("insert into rag_tags (tenant_id, name) values ('t1', 'it')", "23514"),
+        ("insert into rag_tags (tenant_id, name, owner_user_id) values ('t1', 'public', 1)", "23514"),
+        ("insert into rag_tags (tenant_id, name, owner_user_id) values ('t1', 'it', 0)", "23514"),
+        ("insert into rag_tags (tenant_id, name, owner_email) values ('t1', 'it', 'nobody')", "23514"),
+        ("insert into rag_tags (tenant_id, name, owner_email) values ('t1', 'it', E'a@b\n.c')", "23514"),
+        (
+            "insert into rag_tags (tenant_id, name, owner_email) values ('t1', 'it', repeat('a', 250) || '@b.cd')",
+            "23514",
+        ),
+        ("insert into rag_prompts (tenant_id, prompt) values ('t3', '')", "23514"),
+        ("insert into rag_prompts (tenant_id, prompt) values ('t3', E' \n')", "23514"),
+        ("insert into rag_prompts (tenant_id, prompt) values ('t3', repeat('ä', 4097))", "23514"),
+        ("insert into rag_prompts (tenant_id, prompt) values ('t3', repeat('ä', 4096))", None),
+    ],
+)
+def test_what_operators_cannot_say(operator: psycopg.Connection, statement: str, state: str | None) -> None:
+    assert refused_with(operator, statement) == state
 
 
 # --- the tenant belt ------------------------------------------------------------------------------
@@ -850,6 +1069,9 @@ def test_no_further_policy_of_the_service_writes_down_for_another_tenant(
 
 PRINCIPAL_BELTS: Mapping[str, tuple[str, ...]] = {
     "rag_calibrations": (),
+    "rag_feedback": ("update rag_feedback set rating = 0 returning tenant_id",),
+    "rag_tags": (),
+    "rag_prompts": (),
     "rag_documents": (),
     "rag_chunks": (),
     "rag_tombstones": (CHANGE_TOMBSTONES.replace("access_id, generation", "tenant_id"),),
@@ -906,6 +1128,9 @@ PRINCIPAL_POLICIES = {
     "rag_query_log_chunks": ("SELECT",),
     "rag_project_members": ALL,
     "rag_calibrations": ("SELECT",),
+    "rag_feedback": ("SELECT", "INSERT", "UPDATE"),
+    "rag_tags": ("SELECT",),
+    "rag_prompts": ("SELECT",),
 }
 POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rag_app": SERVICE_POLICIES,
@@ -919,6 +1144,7 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_signing_keys": ("SELECT",),
         "rag_analysts": ("SELECT",),
         "rag_service_keys": ("SELECT",),
+        "rag_feedback": ("SELECT",),
         "rag_class_indexes": ALL,
         "rag_class_languages": ("SELECT", "INSERT", "DELETE"),
         "rag_class_lexemes": ("SELECT", "INSERT", "DELETE"),
@@ -928,7 +1154,10 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_analysts": ALL,
         "rag_service_keys": ("SELECT", "INSERT", "UPDATE"),
         "rag_calibrations": ALL,
+        "rag_tags": ALL,
+        "rag_prompts": ALL,
         "rag_assertions": ("SELECT",),
+        "rag_retractions": ("SELECT",),
         "rag_erasures": ("SELECT",),
     },
     "rag_steward": {
@@ -944,7 +1173,11 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_analysts": ("SELECT", "DELETE"),
         "rag_service_keys": ("SELECT", "DELETE"),
         "rag_calibrations": ("SELECT", "DELETE"),
+        "rag_feedback": ("SELECT", "DELETE"),
+        "rag_tags": ("SELECT", "DELETE"),
+        "rag_prompts": ("SELECT", "DELETE"),
         "rag_assertions": ("SELECT", "DELETE"),
+        "rag_retractions": ("SELECT", "DELETE"),
     },
 }
 BELTS = {"rag_app": SERVICE_POLICIES, "rag_publisher": SERVICE_POLICIES, "rag_principal": PRINCIPAL_POLICIES}

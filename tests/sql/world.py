@@ -52,6 +52,8 @@ QUERIES: Mapping[int, tuple[str, int | None, int]] = {
 ANALYSTS: Mapping[str, str] = {"world_anna": "t1", "world_boris": "t2"}
 # key_id: tenant
 SERVICE_KEYS: Mapping[str, str] = {"a" * 16: "t1", "b" * 16: "t2"}
+# tenant: user who owns the tags hr and legal there
+TAG_OWNERS: Mapping[str, int] = {"t1": 2, "t2": 1}
 
 CLASS_TABLES = ("rag_access_classes", "rag_documents", "rag_chunks", "rag_tombstones")
 # What the service may read, in rows_everywhere().
@@ -59,6 +61,7 @@ SERVICE_READS = frozenset(
     (
         *("rag_documents", "rag_chunks"),
         *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
+        *("v_routed_queries", "v_feedback", "my_feedback()", "my_prompt()"),
         *("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_listed_documents()", "my_chunks()"),
         *("my_queries()", "my_query_chunks()", "my_members()"),
     )
@@ -182,8 +185,10 @@ def build(connection: psycopg.Connection) -> None:
         connection.execute("insert into rag.rag_project_members values (%s, %s, %s, %s, %s)", member)
     for number, (tenant, user, access_id) in QUERIES.items():
         row = log_row(query_id(number), tenant, user, document=document_id(access_id))
-        for table in ("rag_query_logs", "rag_query_log_chunks", "rag_assertions"):
+        for table in ("rag_query_logs", "rag_query_log_chunks", "rag_assertions", "rag_retractions"):
             connection.execute(log_statement(table), row)
+        if user is not None:
+            connection.execute(FEEDBACK, row | {"access": access_id})
         empty = log_row(query_id(number + 100), tenant, user, results=0)
         connection.execute(log_statement("rag_query_logs"), empty)
     for role, tenant in ANALYSTS.items():
@@ -211,6 +216,16 @@ def build(connection: psycopg.Connection) -> None:
             """,
             (tenant, minimum),
         )
+    for tenant, owner in TAG_OWNERS.items():
+        for tag in ("hr", "legal"):
+            connection.execute(
+                "insert into rag.rag_tags (tenant_id, name, owner_user_id, owner_email) values (%s, %s, %s, %s)",
+                (tenant, tag, owner, f"{tag}@{tenant}.example"),
+            )
+        connection.execute(
+            "insert into rag.rag_prompts (tenant_id, prompt) values (%s, %s)", (tenant, f"You speak for {tenant}.")
+        )
+    connection.execute("update rag.rag_query_logs set action = 'ROUTE', route_tag = 'hr' where result_count > 0")
     for tenant in ("t1", "t2"):
         connection.execute(
             """
@@ -220,6 +235,12 @@ def build(connection: psycopg.Connection) -> None:
             """,
             {"tenant": tenant},
         )
+
+
+FEEDBACK = """
+    insert into rag.rag_feedback (tenant_id, user_id, query_id, rank, access_id, document_id, chunk_index, rating)
+    values (%(tenant)s, %(user)s, %(id)s, %(rank)s, %(access)s, %(document)s, 0, 1)
+"""
 
 
 def log_statement(table: str) -> str:
@@ -238,6 +259,10 @@ def log_statement(table: str) -> str:
         "rag_assertions": """
             insert into rag.rag_assertions (tenant_id, key_id, user_id, tags, action)
             values (%(tenant)s, 'aaaaaaaaaaaaaaaa', %(user)s, '{public}', 'query')
+        """,
+        "rag_retractions": """
+            insert into rag.rag_retractions (tenant_id, user_id, action, reason, sources, documents, chunks)
+            values (%(tenant)s, %(user)s, 'invalidate', 'a test', 1, 1, 1)
         """,
     }[table]
 
