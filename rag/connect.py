@@ -4,8 +4,10 @@ between the service and its database has to do."""
 from __future__ import annotations
 
 import psycopg
+from pgvector.psycopg.halfvec import register_halfvec_info
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
+from psycopg.types import TypeInfo
 from psycopg_pool import AsyncConnectionPool
 
 from rag import errors
@@ -53,7 +55,7 @@ def pool(
         max_size=size,
         timeout=timeout_s,
         max_waiting=WAITING_PER_CONNECTION * size,
-        configure=_find_out_the_path,
+        configure=_configure,
         # When it is borrowed and not by `reset` when it is given back: a pool that is being closed leaves
         # connections open that wait for that.
         check=_forget,
@@ -90,6 +92,15 @@ async def check_pooler(connection: Connection, *, prepares: bool) -> None:
             "the connection pooler does not keep track of prepared statements: set its max_prepared_statements, "
             "or RAG_PREPARED_STATEMENTS=0"
         )
+
+
+async def _configure(connection: Connection) -> None:
+    await _find_out_the_path(connection)
+    # Vectors go out in binary: a third of what is sent, and a tenth of the time of writing and reading digits.
+    known = await TypeInfo.fetch(connection, "rag.halfvec")
+    # None where nothing is migrated yet, which check_barrier tells.
+    if known is not None:
+        register_halfvec_info(connection, known)
 
 
 async def _find_out_the_path(connection: Connection) -> None:

@@ -6,18 +6,19 @@ import asyncio
 import json
 import operator
 import re
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from pgvector import HalfVector
+
 from rag import chunk, language, parse, store
 from rag.chunk import Strategy
 from rag.database import Database
 from rag.embed import Embedder
-from rag.errors import InvalidInput, SourceOvertaken
+from rag.errors import EmbeddingInvalid, InvalidInput, SourceOvertaken
 from rag.parse import ParsedDocument
 from rag.principal import Principal, check_name
 from rag.store import Destination, Former, Known
@@ -205,8 +206,7 @@ async def _replace(
         kinship=kinship,
     )
 
-    embeddings: dict[str, str | array[float]] = {}
-    embeddings |= await store.kept_embeddings(
+    embeddings = await store.kept_embeddings(
         database,
         principal,
         known if former is None else former.known,
@@ -226,7 +226,7 @@ async def _replace(
     for start in range(0, max(1, len(keys)), EMBEDDED_AT_ONCE):
         end = start + EMBEDDED_AT_ONCE
         vectors = await embedder.embed(texts[start:end], purpose="document", progress=report)
-        embeddings |= {key: array("f", vector) for key, vector in zip(keys[start:end], vectors, strict=True)}
+        embeddings |= {key: _half(vector) for key, vector in zip(keys[start:end], vectors, strict=True)}
 
     document_id = await store.replace(
         database,
@@ -263,6 +263,13 @@ async def _replace(
         embedded=len(fresh),
         tokens=sum(piece.token_count for piece in chunks),
     )
+
+
+def _half(vector: list[float]) -> HalfVector:
+    try:
+        return HalfVector(vector)
+    except OverflowError as error:
+        raise EmbeddingInvalid("the embedding holds a number that half precision cannot") from error
 
 
 def _read(source: Source, source_type: str, max_bytes: int) -> ParsedDocument:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
 
+from pgvector import HalfVector
 from psycopg.types.json import Jsonb
 
 from rag.chunk import Chunk
@@ -203,8 +204,8 @@ async def kept_embeddings(
     *,
     chunk_hashes: Sequence[str],
     embedding_model: str,
-) -> dict[str, str]:
-    """Embeddings, as the database writes them, of those hashes that the present document already has."""
+) -> dict[str, HalfVector]:
+    """Embeddings of those hashes that the present document already has."""
     if known.document_id is None:
         return {}
     async with database.transaction(principal, read_only=True) as session:
@@ -226,7 +227,7 @@ async def replace(
     known: Known,
     record: Record,
     chunks: Sequence[Chunk],
-    embeddings: Mapping[str, str | Sequence[float]],
+    embeddings: Mapping[str, HalfVector],
     *,
     embedding_model: str,
     token_counter: str,
@@ -235,7 +236,7 @@ async def replace(
 ) -> UUID:
     """Write a document and its chunks in one transaction; readers see the old or the new, never a mix.
 
-    `embeddings` maps each chunk hash to its vector, or to that in halfvec's notation. A document with a `former`
+    `embeddings` maps each chunk hash to its vector. A document with a `former`
     source moves from there: its id and times stay, and the former source counts as deleted. Raises SourceInvalidated
     and SourceRetracted when a source was invalidated or deleted since what is known of it was read, SourceOvertaken
     when it was written by somebody else.
@@ -338,7 +339,7 @@ async def replace(
                     "page_numbers": [chunk.page_number for chunk in batch],
                     "sections": [chunk.section for chunk in batch],
                     "indexed_texts": [chunk.embedded_text for chunk in batch],
-                    "embeddings": [_notation(embeddings[chunk.hash]) for chunk in batch],
+                    "embeddings": [embeddings[chunk.hash] for chunk in batch],
                 },
             )
         for access_id, surplus_id in surplus:
@@ -427,10 +428,6 @@ def _chunk_key(chunk: Chunk, token_counter: str) -> str:
     """What has to be equal for a stored chunk to stay; the text that delete_chunks puts together as well."""
     parts = (chunk.hash, chunk.start, chunk.end, chunk.page_number, token_counter)
     return ":".join(str(part) for part in parts if part is not None)
-
-
-def _notation(vector: str | Sequence[float]) -> str:
-    return vector if isinstance(vector, str) else halfvec(vector)
 
 
 def halfvec(vector: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
 -- Adds chunks to a document, at most 1,000 a statement.
 -- tenant_id, embedding_model, token_counter, language: text; access_id: bigint; document_id: uuid;
 -- and arrays of one length: chunk_indexes, token_counts, start_offsets, end_offsets, page_numbers: integer[];
--- chunk_texts, chunk_hashes, sections, indexed_texts, embeddings (halfvec as text): text[]
+-- chunk_texts, chunk_hashes, sections, indexed_texts: text[]; embeddings: halfvec[]
 insert into rag.rag_chunks (
     tenant_id, access_id, document_id, chunk_index, chunk_text, chunk_hash, token_count, token_counter,
     start_offset, end_offset, page_number, section, embedding, embedding_model, tsv, lexeme_count, language
@@ -19,7 +19,7 @@ select
     chunk.end_offset,
     chunk.page_number,
     chunk.section,
-    cast(chunk.embedding as halfvec),
+    chunk.embedding,
     %(embedding_model)s,
     indexed.tsv,
     rag.lexeme_total(indexed.tsv),
@@ -34,11 +34,13 @@ from unnest(
     cast(%(page_numbers)s as integer[]),
     cast(%(sections)s as text[]),
     cast(%(indexed_texts)s as text[]),
-    cast(%(embeddings)s as text[])
+    cast(%(embeddings)b as halfvec[])
 ) as chunk (
     chunk_index, chunk_text, chunk_hash, token_count, start_offset, end_offset, page_number, section,
     indexed_text, embedding
 )
 cross join lateral (
+    -- Without the offset it would be worked out once for the row and once more for its count.
     select rag.search_vector(%(language)s, chunk.indexed_text) as tsv
+    offset 0
 ) as indexed

@@ -13,7 +13,7 @@ from tests.sql.world import refused_with
 
 CHECKOUT = Path(__file__).parents[2]
 FILES = sorted((sql_folder() / "queries").glob("*.sql"))
-PARAMETER = re.compile(r"%\((\w+)\)s")
+PARAMETER = re.compile(r"%\((\w+)\)[sb]")
 TABLE = re.compile(
     r"\b(from|join|into|update|using)\s+rag\.(rag_\w+)(?:\s+(?:as\s+)?(?!on\b|where\b|set\b|using\b|cross\b|left\b)(\w+))?"
 )
