@@ -97,9 +97,11 @@ async def check_pooler(connection: Connection, *, prepares: bool) -> None:
 async def _configure(connection: Connection) -> None:
     await _find_out_the_path(connection)
     # Vectors go out in binary: a third of what is sent, and a tenth of the time of writing and reading digits.
-    known = await TypeInfo.fetch(connection, "rag.halfvec")
-    # None where nothing is migrated yet, which check_barrier tells.
-    if known is not None:
+    # Not by TypeInfo.fetch(), which opens a transaction: what a pooler makes of those is for check_pooler to tell.
+    cursor = await connection.execute(query("find_vector_type").encode())
+    found = await cursor.fetchone()
+    if found is not None:
+        known = TypeInfo("halfvec", oid=found["oid"], array_oid=found["array_oid"])
         register_halfvec_info(connection, known)
 
 
