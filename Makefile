@@ -20,7 +20,7 @@ help:
 	@echo 'make test    all tests; lists what was skipped, and why'
 	@echo 'make prove   every test that has a count, at the full one; hours; writes docs/proof.md'
 	@echo 'make lint    ruff, mypy, squawk'
-	@echo 'make bench   speed, ranking and confidence'
+	@echo 'make bench   speed, ranking, confidence and ingestion'
 	@echo 'make wheel   dist/*.whl'
 	@echo 'make lock    resolve the dependencies: requirements.lock, docker/*.lock'
 	@echo 'make freeze  copy sql/schema into the unreleased initial migration'

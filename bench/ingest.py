@@ -1,6 +1,7 @@
 """How fast documents become searchable, against what the server takes for the same rows alone, and the model alone.
 
-Run: `make bench`, or `bench/ingest.py --data DIR`, DIR holding covidqa_long and cranfield. By turns, in one database
+Run: `make bench BENCH=ingest`; covidqa_long and cranfield are those of RAG_TEST_DATA, by default `../shared/data`
+beside the checkout. By turns, in one database
 with the product's own settings, on articles of some 24 chunks:
 
 - ours: `rag.ingest` as rag_app, as `rag ingest` calls it: read, cut, look up, lock, one transaction a document under
@@ -15,7 +16,6 @@ batches. This fails when a row is missing afterwards.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import datetime
@@ -29,8 +29,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -204,11 +205,7 @@ def _insert(connection: psycopg.Connection, table: str, rows: list[dict[str, Any
 # --- measuring -----------------------------------------------------------------------------------
 
 
-class Lock(Protocol):
-    def wait(self) -> object: ...
-
-
-def worker(home: Path, key: str, texts: list[ingest.Source], tenant_id: str, start: Lock, end: Lock) -> None:
+def worker(home: Path, key: str, texts: list[ingest.Source], tenant_id: str, start: Barrier, end: Barrier) -> None:
     """A process that ingests its share between two barriers."""
 
     async def work() -> None:
@@ -298,13 +295,14 @@ async def with_model(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
-    options = parser.parse_args()
-    articles = sources(options.data, "covidqa_long")
-    abstracts = [
-        source for source in sources(options.data, "cranfield") if len(str(source.content)) in ABSTRACT_CHARACTERS
-    ][:ABSTRACTS]
+    data = Path(os.environ.get("RAG_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not (data / "covidqa_long").is_dir():
+        print("the test collections are absent: set RAG_TEST_DATA to their folder", file=sys.stderr)
+        return
+    articles = sources(data, "covidqa_long")
+    abstracts = [source for source in sources(data, "cranfield") if len(str(source.content)) in ABSTRACT_CHARACTERS][
+        :ABSTRACTS
+    ]
     with embedded.ephemeral() as server:
         signer = deployment.prepare(server, Settings(_env_file=None))
         measured = asyncio.run(throughput(server, signer, articles))
