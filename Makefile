@@ -49,7 +49,7 @@ lint: $(STAMP)
 	done
 
 # ARGS reaches every program; BENCH chooses one: make bench BENCH=speed ARGS='--chunks 50000'
-BENCH := existence embedding ranking confidence feedback ingest speed
+BENCH := existence limits embedding ranking confidence feedback ingest speed
 bench: $(STAMP)
 	@set -e; for name in $(BENCH); do \
 	    echo "== bench/$$name.py"; $(BIN)/python "bench/$$name.py" $(ARGS); \

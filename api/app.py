@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import structlog
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi.sse import EventSourceResponse
@@ -31,6 +32,7 @@ from api.contract import (
     IngestBody,
     InvalidateAnswer,
     InvalidateBody,
+    JobAnswer,
     Member,
     MemberBody,
     MembersAnswer,
@@ -49,13 +51,16 @@ from api.contract import (
 from api.errors import add_handlers
 from api.identity import Caller, Door
 from api.tell import tell
-from rag import share, store
+from rag import jobs, share, store
 from rag.answer import RAGService
 from rag.database import Database
 from rag.errors import InvalidInput, RAGServiceError
-from rag.ingest import Source, ingest
+from rag.ingest import Source
+from rag.intake import Intake
 from rag.invalidate import invalidate, reinstate
+from rag.jobs import Job
 from rag.keys import Action
+from rag.limits import Kind, Rate, take_token
 from rag.principal import Principal, check_user_id
 from rag.recheck import CitedSource
 from rag.settings import Settings
@@ -70,7 +75,7 @@ SUFFIX = {"markdown": ".md", "text": ".txt", "yaml": ".yaml"}
 # Named here and defined in `_describe`: a `model` would be declared as application/json.
 PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
-    (400, 401, 403, 404, 409, 413, 415, 421, 422, 500, 502, 503, 504, 507), PROBLEM
+    (400, 401, 403, 404, 409, 413, 415, 421, 422, 429, 500, 502, 503, 504, 507), PROBLEM
 )
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
@@ -83,11 +88,12 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with database:
             for warning in await database.check_barrier(
-                dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict
+                dimensions=settings.embedding_widths, strict=settings.rag_strict
             ):
                 log.warning("startup_check", finding=warning)
             async with door.opened(database), RAGService(settings, database) as service:
                 await service.generator.check()
+                await service.notice_model()
                 app.state.service = service
                 yield
 
@@ -128,13 +134,17 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         | Asker,
         *,
         tags: list[str] | None,
+        kind: Kind | None = None,
     ) -> tuple[Caller, Principal]:
-        """The caller and whom it speaks for, once that is permitted and recorded."""
+        """The caller and whom it speaks for, once that is permitted and recorded; `kind` of what has a rate."""
         caller: Caller = request.state.caller
         caller.check_action(action)
         principal = caller.principal(
             tenant_id=named.tenant_id, user_id=named.user_id, project_id=named.project_id, tags=tags
         )
+        if kind is not None:
+            # Before the record, so that a flood of refused requests writes nothing.
+            request.state.rate = await take_token(database, principal, kind)
         await caller.record(database, principal, action)
         return caller, principal
 
@@ -144,7 +154,7 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
     async def query(request: Request, body: QueryBody) -> QueryAnswer | EventSourceResponse:
         if body.stream and not body.generate:
             raise InvalidInput("passages alone are not streamed", field="stream")
-        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        _, principal = await admit(request, "query", body, tags=body.user_tags, kind="query")
         question = body.as_request()
         service: RAGService = request.app.state.service
         if body.stream:
@@ -176,52 +186,72 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
 
     @router.post("/enrich", summary="Context for a message, with its sources, beside the message and not in its place")
     async def enrich(request: Request, body: EnrichBody) -> EnrichAnswer:
-        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        _, principal = await admit(request, "query", body, tags=body.user_tags, kind="query")
         service: RAGService = request.app.state.service
         return EnrichAnswer.of(await service.enrich(body.as_request(), principal=principal))
 
     @router.post("/skill", summary="Fill in a form from the documents: JSON by a schema of your own")
     async def skill(request: Request, body: SkillBody) -> SkillAnswer:
-        _, principal = await admit(request, "query", body, tags=body.user_tags)
+        _, principal = await admit(request, "query", body, tags=body.user_tags, kind="query")
         service: RAGService = request.app.state.service
         filled = await service.skill(body.as_request(), schema=body.output_schema, principal=principal)
         return SkillAnswer.of(filled)
 
-    @router.post("/ingest", status_code=201, summary="Add or replace a document")
-    async def ingest_document(request: Request, response: Response, body: IngestBody) -> IngestAnswer:
+    @router.post(
+        "/ingest",
+        status_code=201,
+        summary="Add or replace a document",
+        description=(
+            "A large document, or one with `Prefer: respond-async`, is answered with 202, and `Location` says where "
+            "its job tells what became of it. The same `Idempotency-Key` with the same body gets the same answer for "
+            "24 hours."
+        ),
+        response_model=IngestAnswer | JobAnswer,
+        responses={200: {"model": IngestAnswer}, 202: {"model": JobAnswer}, 429: PROBLEM},
+    )
+    async def ingest_document(
+        request: Request,
+        response: Response,
+        body: IngestBody,
+        prefer: Annotated[str | None, Header()] = None,
+        idempotency_key: Annotated[str | None, Header()] = None,
+    ) -> IngestAnswer | JobAnswer:
         tags = body.user_tags
         if tags is None:
             tags = request.state.caller.writing_tags(body.tags)
-        caller, principal = await admit(request, "ingest", body, tags=tags)
+        caller, principal = await admit(request, "ingest", body, tags=tags, kind="ingest")
         service: RAGService = request.app.state.service
-        ingested = await ingest(
-            Source(
-                name=_name(body),
-                source_id=body.source_id,
-                content=body.content,
-                source_type=body.source_type,
-                source_uri=body.source_uri,
-                source_updated_at=body.source_updated_at,
-                title=body.title,
-                language=body.language,
-                domain=body.domain,
-                doc_type=body.doc_type,
-                provenance_id=body.provenance_id,
-                task_id=body.task_id,
-                verified=body.verified,
-                metadata=body.metadata,
-                generation=body.generation,
-            ),
+        intake = Intake(
+            database=database,
+            settings=settings,
             principal=principal,
             destination=caller.destination(principal, scope=body.scope, tags=body.tags),
-            database=database,
-            embedder=service.embedder,
-            max_bytes=settings.rag_max_document_bytes,
-            chunking=settings.rag_chunking,
+            source=_source(body),
+            idempotency_key=idempotency_key,
         )
-        if ingested.status != "created":
+        asked = {word.split(";")[0].strip().lower() for word in (prefer or "").split(",")}
+        later = "respond-async" in asked or intake.is_large
+        taken = await (intake.later() if later else service.with_active_model(intake.now))
+        if isinstance(taken, Job):
+            response.status_code = 202
+            answer = JobAnswer.of(taken)
+            response.headers["Location"] = answer.status_url
+            if "respond-async" in asked:
+                response.headers["Preference-Applied"] = "respond-async"
+            return answer
+        if taken.status != "created":
             response.status_code = 200
-        return IngestAnswer.of(ingested)
+        return IngestAnswer.of(taken)
+
+    @router.get("/jobs/{job_id}", summary="What became of a document that was taken in later")
+    async def read_job(request: Request, job_id: UUID, asker: Annotated[Asker, Query()]) -> JobAnswer:
+        _, principal = await admit(request, "ingest", asker, tags=asker.user_tags)
+        return JobAnswer.of(await jobs.find(database, principal, job_id))
+
+    @router.delete("/jobs/{job_id}", status_code=204, summary="Cancel a job that has not ended")
+    async def cancel_job(request: Request, job_id: UUID, asker: Annotated[Asker, Query()]) -> None:
+        _, principal = await admit(request, "ingest", asker, tags=asker.user_tags)
+        await jobs.cancel(database, principal, job_id)
 
     @router.get("/documents/{document_id}", summary="Read one document")
     async def read_document(request: Request, document_id: UUID, asker: Annotated[Asker, Query()]) -> DocumentAnswer:
@@ -322,6 +352,8 @@ def _probes(database: Database, door: Door) -> APIRouter:
                 "generation": await service.health_check(),
                 "embedding": {"model": service.embedder.model_id},
             }
+            if reachable:
+                body["jobs"] = jobs.described(await jobs.depth(database))
         return JSONResponse(body, status_code=200 if reachable else 503)
 
     return router
@@ -330,6 +362,26 @@ def _probes(database: Database, door: Door) -> APIRouter:
 def _name(body: IngestBody) -> str:
     """A file name that tells the format: the caller's word, else the source's own suffix."""
     return body.source_id + (SUFFIX[body.format] if body.format else "")
+
+
+def _source(body: IngestBody) -> Source:
+    return Source(
+        name=_name(body),
+        source_id=body.source_id,
+        content=body.content,
+        source_type=body.source_type,
+        source_uri=body.source_uri,
+        source_updated_at=body.source_updated_at,
+        title=body.title,
+        language=body.language,
+        domain=body.domain,
+        doc_type=body.doc_type,
+        provenance_id=body.provenance_id,
+        task_id=body.task_id,
+        verified=body.verified,
+        metadata=body.metadata,
+        generation=body.generation,
+    )
 
 
 def _describe(app: FastAPI) -> None:
@@ -366,6 +418,12 @@ class _Observed:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 headers["Cache-Control"] = "no-store"
+                rate: Rate | None = state.get("rate")
+                if rate is not None:
+                    # draft-ietf-httpapi-ratelimit-headers-10: so many in 60 seconds; so many left, and when the next.
+                    headers["RateLimit-Policy"] = f'"{rate.kind}";q={rate.per_minute};w=60'
+                    wait = f";t={math.ceil(rate.wait_s)}" if rate.wait_s else ""
+                    headers["RateLimit"] = f'"{rate.kind}";r={rate.left}{wait}'
             await send(message)
 
         await self._app(scope, receive, observed)

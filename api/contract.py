@@ -36,6 +36,7 @@ from rag.exchange import (
 from rag.history import MAX_FACT_LENGTH, MAX_KEY_FACTS, MAX_MESSAGE_LENGTH
 from rag.ingest import MAX_GENERATION, Ingested
 from rag.invalidate import MAX_CASCADE_ID_LENGTH, MAX_NAMED, MAX_REASON_LENGTH, Invalidated, Targets
+from rag.jobs import Job
 from rag.recheck import MAX_CITATIONS, State
 from rag.scope import MAX_LISTED, MAX_PATH_LENGTH
 from rag.skill import SkillResponse
@@ -389,6 +390,28 @@ class IngestAnswer(BaseModel):
     @classmethod
     def of(cls, ingested: Ingested) -> IngestAnswer:
         return cls.model_validate(ingested, from_attributes=True)
+
+
+class JobAnswer(BaseModel):
+    """A job, and what has become of it."""
+
+    job_id: UUID
+    kind: str
+    status: Literal["pending", "processing", "succeeded", "failed", "cancelled"]
+    reason: Annotated[str | None, Field(description="The code of the last error")]
+    detail: str | None
+    attempts: int
+    created_at: datetime
+    started_at: datetime | None
+    due_at: Annotated[datetime | None, Field(description="When it is tried again")]
+    finished_at: datetime | None
+    result: IngestAnswer | None
+    status_url: str
+
+    @classmethod
+    def of(cls, job: Job) -> JobAnswer:
+        fields = {name: getattr(job, name) for name in cls.model_fields if name not in ("job_id", "status_url")}
+        return cls.model_validate({"job_id": job.id, "status_url": f"/rag/jobs/{job.id}", **fields})
 
 
 class TargetsBody(Body):

@@ -32,9 +32,17 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.IssuerUnavailable: (503, "issuer_unavailable"),
     errors.PrincipalMismatch: (403, "principal_mismatch"),
     errors.ScopeForbidden: (403, "scope_forbidden"),
+    errors.RateLimited: (429, "rate_limited"),
+    # RFC 9110, 15.5.4: understood and refused, and not to be repeated as it is. 507 would say that the server has no
+    # room (RFC 4918), which has a code of its own, and 429 that waiting helps.
+    errors.QuotaExceeded: (403, "quota_exceeded"),
     errors.DocumentNotFound: (404, "not_found"),
     errors.QueryNotFound: (404, "not_found"),
     errors.MemberNotFound: (404, "not_found"),
+    errors.JobNotFound: (404, "not_found"),
+    errors.QueueFull: (429, "queue_full"),
+    errors.IdempotencyKeyReused: (422, "idempotency_key_reused"),
+    errors.JobLost: (409, "job_lost"),
     errors.SourceRetracted: (409, "source_changed"),
     errors.SourceOvertaken: (409, "source_changed"),
     errors.SourceUnavailable: (503, "source_unavailable"),
@@ -43,12 +51,16 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.DatabaseUnavailable: (503, "database_unavailable"),
     errors.DatabaseTimeout: (504, "database_timeout"),
     errors.StorageFull: (507, "storage_full"),
+    errors.ModelNotActive: (503, "model_not_active"),
+    errors.ModelChanging: (503, "model_changing"),
+    errors.ModelChangeRefused: (409, "model_change_refused"),
     errors.BarrierDown: (503, "barrier_down"),
     errors.SignatureRefused: (503, "signature_refused"),
     errors.SchemaMismatch: (503, "schema_mismatch"),
     errors.EmbeddedUnavailable: (503, "database_unavailable"),
     errors.EmbeddingError: (502, "embedding_failed"),
     errors.EmbeddingUnavailable: (503, "embedding_unavailable"),
+    errors.InsufficientQuota: (503, "insufficient_quota"),
     errors.EmbeddingTimeout: (504, "embedding_timeout"),
     errors.EmbeddingInvalid: (502, "embedding_invalid"),
     errors.DomainPackInvalid: (503, "domain_pack_invalid"),
@@ -98,6 +110,7 @@ def problem(
     detail: str,
     fields: list[dict[str, str]] | None = None,
     retry_after_s: float | None = None,
+    may_retry: bool = True,
 ) -> Response:
     """An `application/problem+json` response; the request's id is in it and in its headers."""
     request_id = _request_id(request)
@@ -112,7 +125,7 @@ def problem(
         "errors": fields or [],
     }
     headers = {"X-Request-ID": request_id, "Cache-Control": "no-store"}
-    if status in RETRYABLE:
+    if status in RETRYABLE and may_retry:
         headers["Retry-After"] = str(math.ceil(min(retry_after_s or RETRY_AFTER_S, MAX_RETRY_AFTER_S)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -167,7 +180,12 @@ async def _service_error(request: Request, error: Exception) -> Response:
     fields = [{"field": error.field, "message": error.message}] if error.field else []
     title = (type(error).__doc__ or "").strip().rstrip(".")
     # When somebody knows: the breaker, or the model server.
-    retry_after_s = error.retry_after_s if isinstance(error, errors.LLMConnectionError | errors.LLMBusyError) else None
+    waits = errors.LLMConnectionError | errors.LLMBusyError | errors.QueueFull
+    retry_after_s = error.retry_after_s if isinstance(error, waits) else None
+    rate = error.rate if isinstance(error, errors.RateLimited) else None
+    if rate is not None:
+        request.state.rate = rate
+        retry_after_s = rate.wait_s
     return problem(
         request,
         status=status,
@@ -176,6 +194,8 @@ async def _service_error(request: Request, error: Exception) -> Response:
         detail=error.message,
         fields=fields,
         retry_after_s=retry_after_s,
+        # No wait is long enough where nothing is allowed.
+        may_retry=rate is None or rate.wait_s is not None,
     )
 
 

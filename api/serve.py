@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import logging
 import socket
-import sys
 
-import structlog
 import uvicorn
 
 from api.app import create_app
 from api.identity import Door, configured_door, loopback_door, new_token
-from rag import deployment, screen
+from rag import deployment, log, screen
 from rag.database import MIXED_UP, Database
 from rag.errors import AccessError, BarrierDown
 from rag.settings import Settings
@@ -23,7 +20,7 @@ from rag.settings import Settings
 def run(settings: Settings, *, host: str, port: int) -> None:
     """Serve until interrupted. Raises before listening when access control would not hold."""
     door, token = _door(settings, host)
-    _log_as_json()
+    log.as_json()
     place = deployment.locate(settings)
     asyncio.run(_check(place, settings))
     database = place.open(settings)
@@ -83,28 +80,4 @@ def _is_loopback(host: str) -> bool:
 
 async def _check(place: deployment.Deployment, settings: Settings) -> None:
     async with place.open(settings) as database:
-        await database.prove_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
-
-
-def _log_as_json() -> None:
-    """Events of ours, and warnings of libraries, one JSON object a line on standard output."""
-    steps: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    as_json = structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, *steps, as_json],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(),
-    )
-    libraries = logging.StreamHandler(sys.stdout)
-    libraries.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=steps,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, as_json],
-        )
-    )
-    logging.basicConfig(handlers=[libraries], level=logging.WARNING)
-    logging.getLogger("psycopg.pool").setLevel(logging.WARNING)  # which the other commands leave out
+        await database.prove_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)

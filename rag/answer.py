@@ -9,24 +9,26 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from rag import budget, cite, confidence, direct, prompt
+from rag.active_model import close_models, find_active, open_models
 from rag.budget import Allocation, Limits
 from rag.conclude import REVOKED as REVOKED
 from rag.conclude import Asked, Written, conclude
 from rag.database import Database
 from rag.domain import FOUND_BY_DOMAIN, enhance_query, layered, load_packs, marked, pack_of
-from rag.embed import Embedder, asked_vector, open_embedder
+from rag.embed import Embedder, asked_vector
 from rag.enrich import RELEVANT, Enrichment, block, labelled
 from rag.errors import (
     ContextOverflowError,
     EmbeddingError,
     InvalidInput,
     LLMError,
+    ModelNotActive,
     ModelUnavailableError,
     OutputInvalidError,
     PrincipalMismatch,
@@ -85,6 +87,9 @@ CONCLUDING = 16
 Tell = Callable[[Event], None]
 
 
+T = TypeVar("T")
+
+
 class RAGService:
     """Answers questions from the documents that the asker may read. Stateless; use it with `async with`.
 
@@ -101,7 +106,9 @@ class RAGService:
     ) -> None:
         self.settings = settings
         self.database = database
-        self.embedder = embedder or open_embedder(settings)
+        # Two while the model is being changed; the first until the database says otherwise.
+        self._models = open_models(settings, embedder)
+        self.embedder = self._models[0].embedder
         self.generator = generator or open_generator(settings)
         self.reranker = reranker or open_reranker(settings)
         self.domains = load_packs(settings.rag_domain_packs_dir)
@@ -121,7 +128,26 @@ class RAGService:
         await self.generator.close()
         if self.reranker is not None:
             await self.reranker.close()
-        await self.embedder.close()
+        await close_models(self._models)
+
+    async def notice_model(self) -> bool:
+        """Go over to the embedding model that the database is searched with; False when it was that already.
+
+        Raises ModelNotActive when the settings do not name it, and the DatabaseError family.
+        """
+        active = await find_active(self._models, self.database)
+        changed = active.embedder is not self.embedder
+        self.embedder = active.embedder
+        return changed
+
+    async def with_active_model(self, work: Callable[[Embedder], Awaitable[T]]) -> T:
+        """Do something with the embedding model; again with the other one when that became active in the meantime."""
+        try:
+            return await work(self.embedder)
+        except ModelNotActive:
+            await self.notice_model()
+        # Not because of `changed`: another request may have noticed first.
+        return await work(self.embedder)
 
     async def generate(self, request: RAGRequest, *, principal: Principal) -> RAGResponse:
         """Answer a question for a principal.
@@ -183,7 +209,7 @@ class RAGService:
             grade=filled.grade,
             database=self.database,
             settings=self.settings,
-            embedding_model=None if NO_EMBEDDING in found.degraded else self.embedder.model_id,
+            embedding_model=None if NO_EMBEDDING in found.degraded else found.embedding_model,
         )
         if filled.faults:
             places = ", ".join(dict.fromkeys(fault.partition(": ")[0] for fault in filled.faults))
@@ -197,7 +223,7 @@ class RAGService:
         """
         asked = self._asked(request, principal)
         found = await self.search(request, principal=principal, deadline=asked.deadline)
-        sure = confidence.answerable(request.query, found.passages, embedding_model=self.embedder.model_id)
+        sure = confidence.answerable(request.query, found.passages, embedding_model=found.embedding_model)
         sources = labelled(found.passages if sure >= RELEVANT else [])
         tokens = sum(passage.token_count for passage in sources.values())
         written = Written(
@@ -229,6 +255,21 @@ class RAGService:
         `deadline` is a moment of the event loop's clock, beyond which no reranker is waited for. Raises as
         `generate` does, but for what concerns the model.
         """
+        return await self.with_active_model(
+            lambda embedder: self._search(
+                request, embedder, principal=principal, include_dropped=include_dropped, deadline=deadline
+            )
+        )
+
+    async def _search(
+        self,
+        request: RAGRequest,
+        embedder: Embedder,
+        *,
+        principal: Principal,
+        include_dropped: bool,
+        deadline: float | None,
+    ) -> Found:
         started = time.perf_counter()
         check_request(request, principal)
         if request.filters is not None:
@@ -238,7 +279,7 @@ class RAGService:
             document_ids = (await resolve_scope_ids(self.database, [principal], request.document_ids)).document_ids
         pack = pack_of(self.domains, request.domain)
         question = enhance_query(request.query, pack)
-        vector, degraded = await self._embedded(request, question)
+        vector, degraded = await self._embedded(request, question, embedder)
         top_k = request.max_context_chunks or self.settings.rag_total_context_chunks
         budget_tokens = request.max_context_tokens or self.settings.rag_max_context_tokens
         pool = None if self.reranker is None else compute_candidate_k(top_k, self.reranker.max_candidates)
@@ -247,9 +288,9 @@ class RAGService:
             principal=principal,
             database=self.database,
             settings=self.settings,
-            embedding_model=self.embedder.model_id,
+            embedding_model=embedder.model_id,
             min_similarity=self._min_similarity(request),
-            model_min_similarity=self.embedder.min_similarity,
+            model_min_similarity=embedder.min_similarity,
             top_k=top_k if pool is None else pool.candidate_k,
             # The reranker chooses from all of them, and the budget is for what it chose.
             budget_tokens=budget_tokens if pool is None else None,
@@ -294,6 +335,7 @@ class RAGService:
             retrieval_ms=_ms_since(started),
             metrics=metrics,
             tenant_prompt=tenant_prompt,
+            embedding_model=embedder.model_id,
         )
 
     async def feedback(
@@ -342,9 +384,21 @@ class RAGService:
 
         Empty for a document that the principal may not read, as for one that does not exist. Raises as `search`.
         """
+        return await self.with_active_model(
+            lambda embedder: self._explain(request, embedder, document_id, chunk_index, principal)
+        )
+
+    async def _explain(
+        self,
+        request: RAGRequest,
+        embedder: Embedder,
+        document_id: UUID,
+        chunk_index: int | None,
+        principal: Principal,
+    ) -> list[Stage]:
         check_request(request, principal)
         question = enhance_query(request.query, pack_of(self.domains, request.domain))
-        vector, _ = await self._embedded(request, question)
+        vector, _ = await self._embedded(request, question, embedder)
         return await explain(
             question,
             vector,
@@ -353,9 +407,9 @@ class RAGService:
             principal=principal,
             database=self.database,
             settings=self.settings,
-            embedding_model=self.embedder.model_id,
+            embedding_model=embedder.model_id,
             min_similarity=self._min_similarity(request),
-            model_min_similarity=self.embedder.min_similarity,
+            model_min_similarity=embedder.min_similarity,
             top_k=request.max_context_chunks or self.settings.rag_total_context_chunks,
             budget_tokens=request.max_context_tokens or self.settings.rag_max_context_tokens,
             scope=request.scope,
@@ -363,19 +417,22 @@ class RAGService:
             fusion=request.fusion,
         )
 
-    async def _embedded(self, request: RAGRequest, question: str) -> tuple[Sequence[float] | None, list[str]]:
+    async def _embedded(
+        self, request: RAGRequest, question: str, embedder: Embedder
+    ) -> tuple[Sequence[float] | None, list[str]]:
         """The vector of a question, as it is searched, and what has to be said when there is none."""
-        if request.embedding_model not in (None, self.embedder.model_id):
-            raise InvalidInput(f"the documents are embedded with {self.embedder.model_id}", field="embedding_model")
+        if request.embedding_model not in (None, embedder.model_id):
+            raise InvalidInput(f"the documents are embedded with {embedder.model_id}", field="embedding_model")
         given = None
         if request.embedding is not None:
-            given = asked_vector(request.embedding, width=self.settings.rag_embedding_dimensions)
+            (width,) = (model.settings.rag_embedding_dimensions for model in self._models if model.embedder is embedder)
+            given = asked_vector(request.embedding, width=width)
         if request.mode == "keyword":
             return None, []
         if given is not None:
             return given, []
         try:
-            (vector,) = await self.embedder.embed([question], purpose="query")
+            (vector,) = await embedder.embed([question], purpose="query")
         except EmbeddingError:
             # Without a vector there is nothing that the vectors alone could find.
             if request.mode == "vector":
@@ -435,9 +492,7 @@ class RAGService:
                     grade=score,
                     database=self.database,
                     settings=self.settings,
-                    embedding_model=None
-                    if written.direct or NO_EMBEDDING in found.degraded
-                    else self.embedder.model_id,
+                    embedding_model=None if written.direct or NO_EMBEDDING in found.degraded else found.embedding_model,
                 )
 
         concluding = asyncio.create_task(in_turn())

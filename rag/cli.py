@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,17 +19,42 @@ import structlog
 import typer
 
 from rag import screen
+from rag.command import (
+    AllTenantsOption,
+    DryRunOption,
+    JsonOption,
+    MemberOption,
+    OwnerOption,
+    ProjectOption,
+    TagsOption,
+    TenantOption,
+    UserOption,
+    YesOption,
+)
+from rag.command import age_of as _age
+from rag.command import as_principal as _as_principal
+from rag.command import cell as _cell
+from rag.command import noun as _noun
+from rag.command import open_desk as _desk
+from rag.command import print_rows as _print_rows
+from rag.command import read_settings as _settings
+from rag.command import run as _run
+from rag.command import tags_of as _tags
+from rag.command import tenant_of as _tenant
+from rag.command import words_of as _list
+from rag.docs_command import docs
 from rag.errors import (
     DatabaseUnavailable,
     DocumentNotFound,
     EmbeddingInvalid,
     InvalidInput,
+    QuotaExceeded,
     RAGServiceError,
     SourceInvalidated,
     SourceRetracted,
     first_of,
 )
-from rag.settings import Settings
+from rag.reindex_command import reindex
 
 if TYPE_CHECKING:
     from rag.calibrate import Calibration
@@ -47,6 +72,8 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The embedded database.", no_args_is_help=True)
 app.add_typer(db, name="db")
+jobs = typer.Typer(help="What the service has put off for workers.", no_args_is_help=True)
+app.add_typer(jobs, name="jobs")
 keys = typer.Typer(help="Keys of trusted services, and those that the service signs with.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 analyst = typer.Typer(help="People who query the views with a login of their own.", no_args_is_help=True)
@@ -55,24 +82,24 @@ project = typer.Typer(help="Projects that their owner shares.", no_args_is_help=
 app.add_typer(project, name="project")
 calibration = typer.Typer(help="What `rag eval --calibrate` wrote.", no_args_is_help=True)
 app.add_typer(calibration, name="calibration")
+models = typer.Typer(no_args_is_help=True, help="Change the embedding model while the service goes on.")
+app.add_typer(models, name="models")
 tags = typer.Typer(help="Who owns a tag: whom to ask when an answer is not sure enough.", no_args_is_help=True)
 app.add_typer(tags, name="tags")
 prompts = typer.Typer(help="What tenants tell the model, before the rules that always hold.", no_args_is_help=True)
 app.add_typer(prompts, name="prompts")
+app.add_typer(docs, name="docs")
+app.command()(reindex)
+limits = typer.Typer(
+    help="How much tenants may ask and store; nothing is limited unless it is set.", no_args_is_help=True
+)
+app.add_typer(limits, name="limits")
 
-TenantOption = Annotated[str | None, typer.Option("--tenant", help="Tenant; the embedded database has `default`.")]
-UserOption = Annotated[str | None, typer.Option("--user", help="User id, a positive whole number.")]
-ProjectOption = Annotated[str | None, typer.Option("--project", help="Project of the user; * for all of them.")]
-TagsOption = Annotated[str | None, typer.Option("--tags", help="Comma-separated; `public` unless given.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-
-AllTenantsOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant alone.")]
-OwnerOption = Annotated[str, typer.Option("--owner", help="User id of who owns the project.")]
-MemberOption = Annotated[str, typer.Option("--member", help="User id of whom it is shared with.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 # Documents that are read and cut while another one is being embedded.
 PARALLEL_DOCUMENTS = 2
+# Exit code when a quota is full.
+FULL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,40 +128,6 @@ def _fail(error: RAGServiceError) -> NoReturn:
     raise SystemExit(1)
 
 
-def _settings() -> Settings:
-    from pydantic import ValidationError
-    from pydantic_settings import SettingsError
-
-    try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, *inside = (str(part) for part in first["loc"])
-        where = ".".join([name.upper(), *inside])
-        raise InvalidInput(f"{where}: {first['msg']}", field=name.upper()) from error
-    except SettingsError as error:
-        # A list or a table that is no JSON; the message has the name of the setting, and not its value.
-        raise InvalidInput(str(error)) from error
-
-
-def _run(work: Coroutine[Any, Any, int]) -> None:
-    code = asyncio.run(work)
-    if code:
-        raise SystemExit(code)
-
-
-def _tags(text: str | None) -> tuple[str, ...]:
-    from rag.principal import check_tags
-
-    return check_tags([tag.strip() for tag in (text or "").split(",") if tag.strip()])
-
-
-def _tenant(given: str | None, default: str | None) -> str:
-    if given is None and default is None:
-        raise InvalidInput("--tenant is required: only the embedded database has a default one", field="tenant_id")
-    return given or default or ""
-
-
 @app.command()
 def demo() -> None:
     """Ingest a sample corpus and ask the same questions as several people."""
@@ -152,6 +145,68 @@ def serve(
     from api.serve import run
 
     run(_settings(), host=host, port=port)
+
+
+@app.command()
+def worker(
+    concurrency: Annotated[int, typer.Option("--jobs", min=1, max=100, help="Jobs that are done at once.")] = 2,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no job is waiting.")] = False,
+) -> None:
+    """Do the jobs that the service has put off; on any number of machines. RAG_DATABASE_URL logs in as rag_worker.
+
+    On SIGTERM the jobs under way are ended first; a second later nothing new has begun.
+    """
+    from rag import deployment, log, work
+
+    settings = _settings()
+    log.as_json()
+
+    async def run() -> int:
+        place = deployment.locate(settings)
+        async with work.opened(settings, place.open_worker(settings)) as bench:
+            await work.work(bench, url=place.worker_url, concurrency=concurrency, until_empty=until_empty)
+        return 0
+
+    _run(run())
+
+
+@jobs.command("list")
+def jobs_list(
+    status: Annotated[str | None, typer.Option(help="pending, processing, succeeded, failed or cancelled.")] = None,
+    tenant: AllTenantsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Jobs, latest first, and why those failed that did; as rag_operator."""
+    from rag.jobs import listed
+
+    with _desk().session() as session:
+        _print_rows("jobs", listed(session, tenant_id=tenant, status=status), as_json=as_json)
+
+
+@jobs.command("retry")
+def jobs_retry(ids: Annotated[list[UUID], typer.Argument(help="Jobs that failed.")]) -> None:
+    """Put jobs that failed into the queue again; as rag_operator."""
+    from rag.jobs import resubmit
+
+    with _desk().session() as session:
+        done = resubmit(session, ids)
+    _tell_of(done, len(ids), "put into the queue again")
+
+
+@jobs.command("cancel")
+def jobs_cancel(ids: Annotated[list[UUID], typer.Argument(help="Jobs that have not succeeded.")]) -> None:
+    """Cancel jobs, and remove what was sent with them; one that is under way stores nothing. As rag_operator."""
+    from rag.jobs import cancel_all
+
+    with _desk().session() as session:
+        done = cancel_all(session, ids)
+    _tell_of(done, len(ids), "cancelled")
+
+
+def _tell_of(done: int, wanted: int, what: str) -> None:
+    screen.out.print(f"{done} of {wanted} {_noun(wanted, 'job')} {what}.")
+    if done < wanted:
+        raise SystemExit(1)
 
 
 @app.command()
@@ -197,7 +252,7 @@ def ingest(
     """Add or replace documents: Markdown, text, YAML, HTML, PDF, Word, Excel, CSV, EPUB.
 
     A file that cannot be read is named, and the others go in. A text or table that is too large for one document
-    becomes several.
+    becomes several. Exit code 1: a file failed. 3: a quota is full, and what had not been taken in was left out.
     """
     _run(_ingest(paths, scope, user, project, tags, tenant, language, encoding, as_json))
 
@@ -214,7 +269,7 @@ async def _ingest(
     as_json: bool,
 ) -> int:
     from rag import deployment, divide
-    from rag.embed import open_embedder
+    from rag.active_model import close_models, find_active, open_models
     from rag.ingest import Ingested, Source, ingest
     from rag.parse import check_encoding
     from rag.principal import PUBLIC_TAGS, Principal, check_user_id
@@ -241,12 +296,20 @@ async def _ingest(
     )
 
     done: list[tuple[Path, Ingested]] = []
-    embedder = open_embedder(settings)
+    opened = open_models(settings)
+    embedder = opened[0].embedder
     database = place.open(settings)
     turn = asyncio.Semaphore(PARALLEL_DOCUMENTS)
+    # What was to be written when a quota was found full, and why.
+    left: list[Path] = []
+    full: QuotaExceeded | None = None
 
     async def one(path: Path, counter: screen.Counter) -> None:
+        nonlocal full
         async with turn:
+            if full is not None:
+                left.append(path)
+                return
             counter.note(path.name)
             name = _source_id(path)
             try:
@@ -285,6 +348,9 @@ async def _ingest(
                             progress=partial(counter.told, shown),
                         )
                         done.append((path if part is None else path.with_name(shown), ingested))
+            except QuotaExceeded as error:
+                full = error
+                left.append(path)
             except (InvalidInput, EmbeddingInvalid, SourceInvalidated, SourceRetracted) as error:
                 # Of this document alone; what the database or the provider lacks, all others lack as well.
                 # Most messages name the document, and the line begins with the path already.
@@ -296,7 +362,8 @@ async def _ingest(
 
     try:
         async with database:
-            await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+            await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
+            embedder = (await find_active(opened, database)).embedder
             with screen.counting(len(files), "ingesting") as counter:
                 async with asyncio.TaskGroup() as group:
                     for path in files:
@@ -304,9 +371,10 @@ async def _ingest(
     except* RAGServiceError as group_error:
         raise first_of(group_error) from group_error
     finally:
-        await embedder.close()
-    _report(done, failures, skipped, principal.tenant_id, as_json=as_json)
-    return 1 if failures else 0
+        await close_models(opened)
+    why = None if full is None else full.message
+    _report(done, failures, skipped, principal.tenant_id, full=why, left=left, as_json=as_json)
+    return FULL if full is not None else 1 if failures else 0
 
 
 def _gather(paths: list[Path]) -> tuple[list[Failure], list[Path], int]:
@@ -367,7 +435,16 @@ def _source_id(path: Path) -> str:
         return resolved.as_posix()
 
 
-def _report(done: list[tuple[Path, Any]], failures: list[Failure], skipped: int, tenant: str, *, as_json: bool) -> None:
+def _report(
+    done: list[tuple[Path, Any]],
+    failures: list[Failure],
+    skipped: int,
+    tenant: str,
+    *,
+    full: str | None,
+    left: Sequence[Path],
+    as_json: bool,
+) -> None:
     counts = dict.fromkeys(("created", "updated", "moved", "unchanged"), 0)
     for _, ingested in done:
         counts[ingested.status] += 1
@@ -394,6 +471,8 @@ def _report(done: list[tuple[Path, Any]], failures: list[Failure], skipped: int,
                         for path, ingested in done
                     ],
                     "failures": [{"path": str(failure.path), "reason": failure.reason} for failure in failures],
+                    "full": full,
+                    "waiting": [str(path) for path in left],
                 }
             )
         )
@@ -404,6 +483,14 @@ def _report(done: list[tuple[Path, Any]], failures: list[Failure], skipped: int,
             screen.out.print(f"{skipped} files of other formats left out")
     for failure in failures:
         screen.err.print(f"[red]error:[/red] {screen.shown(str(failure.path))}: {screen.shown(failure.reason)}")
+    if full is not None:
+        # Those that went in are named as well: this is where somebody goes on by hand.
+        if not as_json:
+            for path, ingested in done:
+                screen.out.print(f"  {ingested.status:<11} {screen.shown(str(path))}")
+        screen.err.print(
+            f"[red]error:[/red] {screen.shown(full)}; {len(left)} files were not taken in, or not all of each"
+        )
 
 
 @app.command()
@@ -485,7 +572,7 @@ async def _query(
     place = deployment.locate(settings)
     principal = Principal(tenant_id=_tenant(tenant, place.default_tenant), **asker)  # type: ignore[arg-type]
     async with place.open(settings) as database:
-        await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+        await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
         async with RAGService(settings, database) as service:
             if document_id is not None:
                 stages = await service.explain(request, document_id, chunk_index, principal=principal)
@@ -596,7 +683,6 @@ def db_psql(
 
 # --- sources -------------------------------------------------------------------------------------
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; exit code 1 for anything.")]
 EmptyOption = Annotated[
     bool, typer.Option("--allow-empty", help="Let a source without any file remove all that came from it.")
 ]
@@ -626,7 +712,8 @@ def sync(
 ) -> None:
     """Make the documents of a source what its files are: new, changed, moved and removed ones.
 
-    What was ingested otherwise is never touched. Exit code 1: something failed, or --dry-run found something to do.
+    What was ingested otherwise is never touched. Exit code 1: something failed, or --dry-run found
+    something to do. 3: a quota is full.
     """
     from pydantic import ValidationError
 
@@ -667,7 +754,7 @@ def reconcile(
     """Find and mend what differs from the sources that RAG_SOURCES names, and what a search would miss of them.
 
     Exit code 0: nothing is left to mend. 1: something is, or failed. 2: a source could not be listed; of that one
-    nothing was changed.
+    nothing was changed. 3: a quota is full.
     """
     from rag.sync import load_specs
 
@@ -686,18 +773,19 @@ async def _synchronise(
     specs: Sequence[SourceSpec], *, dry_run: bool, allow_empty: bool, thorough: bool, as_json: bool
 ) -> int:
     from rag import deployment
-    from rag.embed import open_embedder
+    from rag.active_model import close_models, find_active, open_models
     from rag.errors import SourceUnavailable
     from rag.sync import Synchroniser
 
     settings = _settings()
     place = deployment.locate(settings)
-    embedder = open_embedder(settings)
+    opened = open_models(settings)
     outcomes: list[Outcome] = []
     unavailable: dict[str, str] = {}
     try:
         async with place.open(settings) as database:
-            await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+            await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
+            embedder = (await find_active(opened, database)).embedder
             with screen.watching() as watcher:
                 synchroniser = Synchroniser(
                     settings=settings,
@@ -715,10 +803,12 @@ async def _synchronise(
                         # The others are not to wait for it.
                         unavailable[spec.name] = error.message
     finally:
-        await embedder.close()
+        await close_models(opened)
     _report_sources(outcomes, unavailable, dry_run=dry_run, as_json=as_json)
     if unavailable:
         return 2
+    if any(outcome.full for outcome in outcomes):
+        return FULL
     left = any(outcome.failures or outcome.kept or (dry_run and outcome.drift) for outcome in outcomes)
     return 1 if left else 0
 
@@ -758,6 +848,9 @@ def _report_sources(
         for failure in outcome.failures:
             place = f"{outcome.source}:{failure.path}"
             screen.err.print(f"[red]error:[/red] {screen.shown(place)}: {screen.shown(failure.reason)}")
+        if outcome.full is not None:
+            said = f"{outcome.source}: {outcome.full}; {len(outcome.waiting)} documents were not taken in"
+            screen.err.print(f"[red]error:[/red] {screen.shown(said)}")
     for name, reason in unavailable.items():
         screen.err.print(f"[red]error:[/red] {screen.shown(name)}: {screen.shown(reason)}")
 
@@ -770,71 +863,34 @@ def status(
     tenant: TenantOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count what somebody sees of each source: documents, chunks, and what is old, behind or not found by a search."""
+    """Count what somebody sees of each source: documents, chunks, and what is old, behind or not found by a search.
+
+    Then what came of the last synchronisation of each; `succeeded_at` is of the last one without failures.
+    """
     _run(_as_principal(partial(_status, as_json=as_json), user, project, tags, tenant))
 
 
 async def _status(database: Database, principal: Principal, *, as_json: bool) -> int:
-    from rag.embed import open_embedder
-    from rag.store import count_sources
+    from rag.active_model import active_model
+    from rag.store import count_sources, list_synchronisations
 
-    embedder = open_embedder(_settings())
-    try:
-        rows = await count_sources(database, principal, embedding_model=embedder.model_id)
-    finally:
-        await embedder.close()
-    _print_rows("sources", rows, as_json=as_json)
+    async with active_model(_settings(), database) as model:
+        rows = await count_sources(database, principal, embedding_model=model.id)
+    runs = await list_synchronisations(database, principal)
+    if as_json:
+        import json
+
+        found = {"sources": rows, "synchronisations": runs}
+        screen.print_json(json.dumps(found, default=str, ensure_ascii=False))
+        return 0
+    _print_rows("sources", rows, as_json=False)
+    if runs:
+        screen.out.print()
+        _print_rows("synchronisations", runs, as_json=False)
     return 0
 
 
 # --- what an operator does -----------------------------------------------------------------------
-
-
-def _desk() -> Desk:
-    from rag import operate
-
-    return operate.locate(_settings())
-
-
-def _list(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
-
-
-UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-
-def _age(text: str, field: str) -> timedelta:
-    match = re.fullmatch(r"([0-9]{1,5})([mhdw])", text, re.ASCII)
-    if match is None:
-        raise InvalidInput(f"{field} is a whole number and m, h, d or w: 90d", field=field)
-    return timedelta(**{UNITS[match[2]]: int(match[1])})
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "–"
-    return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
-
-
-def _print_rows(name: str, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """A table with the columns' names, or `{name: [rows]}`; null means no bound or nothing."""
-    if as_json:
-        import json
-
-        screen.print_json(json.dumps({name: found}, default=str, ensure_ascii=False))
-        return
-    if not found:
-        screen.err.print(f"no {name.replace('_', ' ')}")
-        return
-    lines = [list(found[0]), *([_cell(value) for value in row.values()] for row in found)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for number, line in enumerate(lines):
-        text = screen.shown("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        screen.out.print(f"[dim]{text}[/dim]" if number == 0 else text)
 
 
 @keys.command("sign")
@@ -1192,6 +1248,107 @@ def prompts_remove(tenant: TenantOption = None) -> None:
     screen.out.print(f"Tenant {screen.shown(tenant_id)} tells the model nothing of its own.")
 
 
+EveryOption = Annotated[bool, typer.Option("--default", help="Of all tenants that have no limits of their own.")]
+
+
+@limits.command("set")
+def limits_set(
+    tenant: TenantOption = None,
+    default: EveryOption = False,
+    queries_per_minute: Annotated[str | None, typer.Option(metavar="N|none", help="Questions in the long run.")] = None,
+    query_burst: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="Questions at once after a pause; those of a minute unless set."),
+    ] = None,
+    ingests_per_minute: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Documents sent in the long run.")
+    ] = None,
+    ingest_burst: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Documents sent at once after a pause.")
+    ] = None,
+    documents: Annotated[str | None, typer.Option(metavar="N|none", help="Documents stored.")] = None,
+    size: Annotated[str | None, typer.Option("--bytes", metavar="N|none", help="Of the text stored, in UTF-8.")] = None,
+) -> None:
+    """Set limits of a tenant, from its next request on; those that are not named stay. 0 allows nothing."""
+    from rag.limits import set_limits
+
+    given = {
+        "queries_per_minute": queries_per_minute,
+        "query_burst": query_burst,
+        "ingests_per_minute": ingests_per_minute,
+        "ingest_burst": ingest_burst,
+        "documents": documents,
+        "bytes": size,
+    }
+    changed = {name: _limit(text, name) for name, text in given.items() if text is not None}
+    desk = _desk()
+    tenant_id = _limited(tenant, default, desk.default_tenant)
+    with desk.session() as session:
+        set_limits(session, tenant_id=tenant_id, changed=changed)
+    said = ", ".join(f"{name} {'none' if value is None else value}" for name, value in changed.items())
+    screen.out.print(f"{_limited_name(tenant_id)}: {said}.")
+
+
+@limits.command("list")
+def limits_list(tenant: AllTenantsOption = None, as_json: JsonOption = False) -> None:
+    """List limits and what is used of them; `own` are those of the tenant alone, the others hold by default."""
+    from rag.limits import EVERYBODY_ELSE, list_limits
+
+    with _desk().session() as session:
+        found = list_limits(session, tenant)
+    if not as_json:
+        found = [row | {"tenant_id": row["tenant_id"] or "(default)"} for row in found]
+    else:
+        found = [row | {"default": row["tenant_id"] == EVERYBODY_ELSE} for row in found]
+    _print_rows("limits", found, as_json=as_json)
+
+
+@limits.command("remove")
+def limits_remove(tenant: TenantOption = None, default: EveryOption = False) -> None:
+    """Take a tenant's own limits away: what holds by default holds for it."""
+    from rag.limits import remove_limits
+
+    desk = _desk()
+    tenant_id = _limited(tenant, default, desk.default_tenant)
+    with desk.session() as session:
+        remove_limits(session, tenant_id)
+    screen.out.print(f"{_limited_name(tenant_id)}: no limits of its own.")
+
+
+@limits.command("recount")
+def limits_recount(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="This one; unless given those that differ.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count anew what tenants have stored, after somebody changed documents by hand; writers wait meanwhile."""
+    from rag.limits import drifted, recount
+
+    with _desk().session() as session:
+        found = [row for row in drifted(session) if tenant in (None, row["tenant_id"])]
+        recount(session, [row["tenant_id"] for row in found])
+    _print_rows("differences", found, as_json=as_json)
+
+
+def _limit(text: str, name: str) -> int | None:
+    if text == "none":
+        return None
+    if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
+        raise InvalidInput(f"{name} must be a whole number, or none", field=name)
+    return int(text)
+
+
+def _limited(tenant: str | None, default: bool, default_tenant: str | None) -> str:
+    from rag.limits import EVERYBODY_ELSE
+
+    if default and tenant is not None:
+        raise InvalidInput("--default is for those that --tenant does not name", field="tenant_id")
+    return EVERYBODY_ELSE if default else _tenant(tenant, default_tenant)
+
+
+def _limited_name(tenant_id: str) -> str:
+    return f"Tenant {screen.shown(tenant_id)}" if tenant_id else "All other tenants"
+
+
 @app.command("explain-access")
 def explain_access(
     document: Annotated[UUID, typer.Argument(help="The document's id.")],
@@ -1279,10 +1436,15 @@ def _forget(subject: Any, *, yes: bool, as_json: bool) -> bool:
         _print_rows("traces", [{"table": table, "rows": rows} for table, rows in found.items()], as_json=False)
     if not yes:
         typer.confirm(f"Erase {screen.shown(str(subject))}, for ever?", abort=True, err=True)
-    with desk.session() as session:
-        removed = erase.forget(session, subject)
-    with desk.session() as session:
-        left = erase.count_traces(session, subject)
+    with screen.counting(2, "forgetting") as counter:
+        counter.note("erasing, in one transaction")
+        with desk.session() as session:
+            removed = erase.forget(session, subject)
+        counter.step()
+        counter.note("looking whether it is gone")
+        with desk.session() as session:
+            left = erase.count_traces(session, subject)
+        counter.step()
     if as_json:
         import json
 
@@ -1304,8 +1466,9 @@ def _forget_logs(older_than: timedelta, tenant: str | None, *, yes: bool, as_jso
     if not yes:
         whose = "all tenants" if tenant is None else f"tenant {screen.shown(tenant)}"
         typer.confirm(f"Remove what was asked in {whose} and is older than that?", abort=True, err=True)
-    with desk.session() as session:
+    with screen.counting(1, "removing what is older") as counter, desk.session() as session:
         removed = erase.expire_logs(session, older_than=older_than, tenant_id=tenant)
+        counter.step()
     if as_json:
         screen.print_json(f'{{"removed": {removed}}}')
     else:
@@ -1430,10 +1593,6 @@ def retractions(
         _print_rows("retractions", session.rows("list_retractions", wanted), as_json=as_json)
 
 
-def _noun(count: int, noun: str) -> str:
-    return noun if count == 1 else noun + "s"
-
-
 def _scopes(scope: str | None) -> tuple[Scope, ...]:
     from rag.store import SCOPES
 
@@ -1441,29 +1600,6 @@ def _scopes(scope: str | None) -> tuple[Scope, ...]:
     if not found:
         raise InvalidInput(f"scope must be one of {', '.join(SCOPES)}", field="scope")
     return found
-
-
-async def _as_principal(
-    work: Callable[[Database, Principal], Coroutine[Any, Any, int]],
-    user: str | None,
-    project: str | None,
-    tags: str | None,
-    tenant: str | None,
-) -> int:
-    """Do something in the database that the settings name, for whom the options name."""
-    from rag import deployment
-    from rag.principal import Principal, check_user_id
-
-    settings = _settings()
-    wanted_tags = _tags(tags)
-    user_id = None if user is None else check_user_id(user)
-    place = deployment.locate(settings)
-    principal = Principal(
-        tenant_id=_tenant(tenant, place.default_tenant), user_id=user_id, project_id=project, tags=wanted_tags
-    )
-    async with place.open(settings) as database:
-        await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
-        return await work(database, principal)
 
 
 # --- how well it retrieves ------------------------------------------------------------------------
@@ -1508,7 +1644,7 @@ def evaluate(
 
 async def _evaluate(folders: list[Path], mode: str, fusion: str, corpus: Path | None, as_json: bool) -> int:
     from rag import deployment, evaluate
-    from rag.embed import open_embedder
+    from rag.active_model import close_models, find_active, open_models
     from rag.exchange import FUSIONS, MODES
 
     if mode not in MODES:
@@ -1518,10 +1654,11 @@ async def _evaluate(folders: list[Path], mode: str, fusion: str, corpus: Path | 
     settings = _settings()
     collections = [evaluate.load(folder, corpus=corpus) for folder in folders]
     place = deployment.locate(settings)
-    embedder = open_embedder(settings)
+    opened = open_models(settings)
     try:
         async with place.open(settings) as database:
-            await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+            await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
+            embedder = (await find_active(opened, database)).embedder
             reports = await evaluate.evaluate(
                 collections,
                 engine=evaluate.Engine(database=database, embedder=embedder, settings=settings),
@@ -1530,7 +1667,7 @@ async def _evaluate(folders: list[Path], mode: str, fusion: str, corpus: Path | 
                 fusion=fusion,
             )
     finally:
-        await embedder.close()
+        await close_models(opened)
     if as_json:
         _print_measured(reports, embedder.model_id, mode, fusion, {})
     else:
@@ -1542,8 +1679,8 @@ async def _calibrate(folder: Path, fusion: str, corpus: Path | None, tenant: str
     import dataclasses
 
     from rag import deployment, evaluate, operate
+    from rag.active_model import close_models, find_active, open_models
     from rag.calibrate import calibrate
-    from rag.embed import open_embedder
     from rag.exchange import FUSIONS
     from rag.principal import check_name
 
@@ -1554,10 +1691,11 @@ async def _calibrate(folder: Path, fusion: str, corpus: Path | None, tenant: str
     desk = operate.locate(settings)
     tenant_id = check_name(_tenant(tenant, desk.default_tenant), field="--tenant")
     place = deployment.locate(settings)
-    embedder = open_embedder(settings)
+    opened = open_models(settings)
     try:
         async with place.open(settings) as database:
-            await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+            await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
+            embedder = (await find_active(opened, database)).embedder
             report, found = await calibrate(
                 collection,
                 engine=evaluate.Engine(database=database, embedder=embedder, settings=settings),
@@ -1567,7 +1705,7 @@ async def _calibrate(folder: Path, fusion: str, corpus: Path | None, tenant: str
                 fusion=fusion,
             )
     finally:
-        await embedder.close()
+        await close_models(opened)
     if as_json:
         _print_measured([report], embedder.model_id, "hybrid", fusion, {"calibration": dataclasses.asdict(found)})
     else:
@@ -1695,7 +1833,15 @@ def calibration_remove(
 @app.command()
 def maintain(
     refresh: Annotated[bool, typer.Option("--refresh", help="Count the words of every large class anew.")] = False,
-    only_plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and do nothing.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Also rebuild indexes that have bloated, while they are used.")
+    ] = False,
+    retention: Annotated[
+        bool, typer.Option("--retention", help="Instead: remove questions and assertions that are too old.")
+    ] = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", "--dry-run", help="Print what would be done, and do nothing.")
+    ] = False,
     memory: Annotated[
         int | None,
         typer.Option(min=1, max=1_048_576, help="MB for building an index of vectors; as it needs, at most 1,024."),
@@ -1705,16 +1851,25 @@ def maintain(
     """Give large access classes indexes and statistics of their own, and take them from those that shrank.
 
     Reading and writing go on meanwhile. Exit code 1 when something is left for a DBA, whose SQL it prints.
+
+    With --retention it goes by RAG_LOG_RETENTION_DAYS and RAG_AUDIT_RETENTION_DAYS, in all tenants.
     """
     from rag import maintain as care
     from rag import operate
 
+    if retention:
+        if refresh or rebuild or memory is not None:
+            raise InvalidInput("--retention goes with --dry-run and --json alone", field="--retention")
+        from rag.retention_command import retention as retain
+
+        retain(dry_run=only_plan, as_json=as_json)
+        return
     settings = _settings()
     desk = operate.locate(settings)
     if only_plan:
         with desk.session() as session:
             found = care.survey(session, care.Limits())
-        _print_care(care.plan(found, care.Limits(), refresh=refresh), None, found, as_json=as_json)
+        _print_care(care.plan(found, care.Limits(), refresh=refresh, rebuild=rebuild), None, found, as_json=as_json)
         return
     with care.alone(desk, settings, owner_url=care.owner_url(desk, settings), memory_mb=memory) as turn:
         if turn is None:
@@ -1722,7 +1877,7 @@ def maintain(
             if as_json:
                 screen.print_json('{"running": true}')
             return
-        wanted = care.plan(turn.survey(), turn.limits, refresh=refresh)
+        wanted = care.plan(turn.survey(), turn.limits, refresh=refresh, rebuild=rebuild)
         with screen.counting(len(wanted.steps), "maintaining") as counter:
             left = turn.carry_out(wanted.steps, _told(counter))
         found = turn.survey()
@@ -1779,7 +1934,7 @@ def _print_care(plan: Any, left: Any, found: Any, *, as_json: bool) -> None:
             "indexes of their own: searches read all of it"
         )
     for statement in care.bloated(found):
-        screen.err.print(f"An index has bloated; at a quiet hour, as its owner: {statement};")
+        screen.err.print(f"An index has bloated; at a quiet hour --rebuild, or as its owner: {statement};")
     if left:
         screen.err.print(
             "RAG_MIGRATION_DATABASE_URL is not set, and only the owner of the tables builds indexes: run this as "
@@ -1788,6 +1943,262 @@ def _print_care(plan: Any, left: Any, found: Any, *, as_json: bool) -> None:
     for step in left or ():
         if step.statement is not None:
             screen.print_json(f"{step.statement};")
+
+
+@models.command("list")
+def models_list(as_json: JsonOption = False) -> None:
+    """List the embedding models of the database, and how far the second one is filled."""
+    from rag import models as change
+
+    with change.bench(change.owner_url(_settings())) as at:
+        state = at.state()
+    if as_json:
+        _print_state(state)
+        return
+    if not state.places:
+        screen.out.print("No model was ever added beside the first one: RAG_EMBEDDING_MODEL is taken at its word.")
+        return
+    for place in state.places:
+        kind = "active" if place.place == "active" else "former" if place.is_former else "coming"
+        screen.out.print(screen.shown(f"{kind}: {place.model_id}, {place.dimensions} dimensions"))
+    if state.second is not None:
+        missing = f"; {state.missing_indexes} indexes are missing" if state.missing_indexes else ""
+        screen.out.print(f"  {state.filled} of {state.chunks} chunks have its vector{missing}")
+
+
+def _print_state(state: Any) -> None:
+    import dataclasses
+    import json
+
+    screen.print_json(json.dumps(dataclasses.asdict(state) | {"is_ready": state.is_ready}, default=str))
+
+
+def _two_models() -> tuple[Any, Any]:
+    """The model of the settings and the one that is to come, opened."""
+    from rag.active_model import open_models
+
+    opened = open_models(_settings())
+    if len(opened) < 2:
+        raise InvalidInput("RAG_EMBEDDING_NEXT_MODEL must name the other model", field="RAG_EMBEDDING_NEXT_MODEL")
+    return opened[0], opened[1]
+
+
+def _second_of(at: Any) -> Any:
+    """The embedder of the second model, which may be either of the settings'."""
+    from rag.active_model import open_models
+
+    second = at.state().second
+    if second is None:
+        raise InvalidInput("there is no second model: `rag models add` adds it", field="RAG_EMBEDDING_NEXT_MODEL")
+    for model in open_models(_settings()):
+        if model.id == second.model_id:
+            return model.embedder
+    raise InvalidInput(
+        f"the second model is {second.model_id}, which neither RAG_EMBEDDING_MODEL nor RAG_EMBEDDING_NEXT_MODEL names",
+        field="RAG_EMBEDDING_NEXT_MODEL",
+    )
+
+
+async def _closing(embedder: Any, step: Any) -> Any:
+    """Do a step, and let go of the embedder's connections in the loop that opened them."""
+    try:
+        return await step
+    finally:
+        await embedder.close()
+
+
+@models.command("add")
+def models_add(as_json: JsonOption = False) -> None:
+    """Add a column for the model that RAG_EMBEDDING_NEXT_MODEL names, beside the one of RAG_EMBEDDING_MODEL."""
+    from rag import models as change
+
+    settings = _settings()
+    active, coming = _two_models()
+    with change.bench(change.owner_url(settings)) as at:
+        asyncio.run(change.add(at, active=active, coming=coming))
+        state = at.state()
+    if as_json:
+        _print_state(state)
+        return
+    screen.out.print(screen.shown(f"Added {coming.id} beside {active.id}: {state.chunks} chunks are to be filled."))
+    screen.out.print("Next: rag models fill")
+
+
+@models.command("fill")
+def models_fill(
+    chunks_per_minute: Annotated[int | None, typer.Option(min=1, help="As many chunks a minute at most.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="As many tokens a minute at most.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give every chunk a vector of the second model; reading and writing go on. Run it again after whatever stopped it.
+
+    Exit code 1 when it stopped before the end; what was filled stays.
+    """
+    import dataclasses
+    import json
+
+    from rag import models as change
+
+    pace = change.Pace(chunks_per_minute=chunks_per_minute, tokens_per_minute=tokens_per_minute)
+    with change.bench(change.owner_url(_settings())) as at:
+        embedder = _second_of(at)
+        state = at.state()
+        with screen.counting(max(state.chunks - state.filled, 1), "filling") as counter:
+            before = state.filled
+
+            def tell(done: int, total: int, what: str) -> None:
+                nonlocal before
+                counter.note(what)
+                for _ in range(done - before):
+                    counter.step()
+                before = done
+
+            found = asyncio.run(_closing(embedder, change.fill(at, embedder, pace=pace, tell=tell)))
+    if as_json:
+        screen.print_json(json.dumps(dataclasses.asdict(found)))
+        return
+    screen.out.print(f"Filled {found.chunks} chunks, {found.tokens} tokens, in {found.seconds:.0f} s.")
+    if found.recomposed:
+        screen.out.print(f"  {found.recomposed} of them with more or less of their headings than before.")
+
+
+@models.command("compare")
+def models_compare(
+    questions: Annotated[
+        Path | None, typer.Option(help="A file with a question a line; else what was asked last.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, max=100, help="Chunks.")] = 10,
+    judged: Annotated[
+        list[Path] | None, typer.Option("--eval", help="A judged collection, as for `rag eval`; may be repeated.")
+    ] = None,
+    tenant: TenantOption = None,
+    user: UserOption = None,
+    project: ProjectOption = None,
+    tags: TagsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the second model with the active one: the share of nearest chunks in common, and `rag eval` on both.
+
+    With --eval and without --questions it runs `rag eval` alone.
+    """
+    _run(_compare_models(questions, top_k, judged or [], tenant, user, project, tags, as_json))
+
+
+async def _compare_models(
+    file: Path | None,
+    top_k: int,
+    folders: list[Path],
+    tenant: str | None,
+    user: str | None,
+    project: str | None,
+    tags: str | None,
+    as_json: bool,
+) -> int:
+    import dataclasses
+    import json
+
+    from rag import compare_models as comparing
+    from rag import deployment, evaluate
+    from rag.active_model import close_models, find_active
+    from rag.principal import Principal, check_user_id
+
+    settings = _settings()
+    collections = [evaluate.load(folder) for folder in folders]
+    opened = _two_models()
+    place = deployment.locate(settings)
+    agreement = None
+    overlaps = []
+    try:
+        async with place.open(settings) as database:
+            await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
+            active = await find_active(opened, database)
+            (second,) = (model for model in opened if model is not active)
+            if file is not None or not folders:
+                principal = Principal(
+                    tenant_id=_tenant(tenant, place.default_tenant),
+                    user_id=None if user is None else check_user_id(user),
+                    project_id=project,
+                    tags=_tags(tags),
+                )
+                if file is None:
+                    asked = await comparing.questions_of(database, principal)
+                else:
+                    asked = comparing.questions_in(file)
+                overlaps = await comparing.compare(
+                    asked, principal=principal, database=database, active=active, second=second, top_k=top_k
+                )
+                agreement = comparing.Agreement.of(overlaps)
+        reports = await comparing.evaluate_both(collections, (active, second), mode="hybrid", fusion="rank")
+    finally:
+        await close_models(opened)
+    if as_json:
+        described = {
+            "active": active.id,
+            "second": second.id,
+            "top_k": top_k,
+            "overlap": None if agreement is None else dataclasses.asdict(agreement),
+            "questions": [dataclasses.asdict(overlap) | {"share": overlap.share} for overlap in overlaps],
+            "eval": {
+                model.id: [dataclasses.asdict(report) for report in of]
+                for model, of in zip((active, second), reports, strict=True)
+            },
+        }
+        screen.print_json(json.dumps(described, default=str, ensure_ascii=False))
+        return 0
+    if agreement is not None:
+        screen.out.print(screen.shown(f"{active.id} (active) and {second.id}, {agreement.questions} questions:"))
+        screen.out.print(
+            f"  overlap@{top_k}: mean {agreement.mean:.2f}, median {agreement.median:.2f}, least {agreement.least:.2f}"
+        )
+        for overlap in sorted(overlaps, key=lambda overlap: overlap.share)[:5]:
+            screen.out.print(screen.shown(f"    {overlap.shared}/{overlap.active_found}  {overlap.question}"))
+    for model, of in zip((active, second), reports, strict=True):
+        if of:
+            screen.out.print(screen.shown(f"{model.id}:"))
+            _print_reports(of)
+    return 0
+
+
+@models.command("switch")
+def models_switch(as_json: JsonOption = False) -> None:
+    """Make the second model the active one, in one short transaction; services that name both go over by themselves."""
+    _switch(back=False, as_json=as_json)
+
+
+@models.command("rollback")
+def models_rollback(as_json: JsonOption = False) -> None:
+    """Make the former model the active one again, after what was written since is filled."""
+    _switch(back=True, as_json=as_json)
+
+
+def _switch(*, back: bool, as_json: bool) -> None:
+    from rag import models as change
+
+    with change.bench(change.owner_url(_settings())) as at:
+        embedder = _second_of(at)
+        state = asyncio.run(_closing(embedder, change.switch(at, embedder, back=back)))
+    if as_json:
+        _print_state(state)
+        return
+    assert state.active is not None
+    assert state.second is not None
+    screen.out.print(screen.shown(f"Active: {state.active.model_id}; {state.second.model_id} is kept for a way back."))
+
+
+@models.command("drop")
+def models_drop(as_json: JsonOption = False) -> None:
+    """Remove the second model, former or coming, with its vectors and indexes. There is no way back from that."""
+    from rag import models as change
+
+    with change.bench(change.owner_url(_settings())) as at:
+        second = at.state().second
+        asyncio.run(change.drop(at))
+        state = at.state()
+    if as_json:
+        _print_state(state)
+        return
+    assert second is not None
+    screen.out.print(screen.shown(f"Dropped {second.model_id}."))
 
 
 @app.command()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,7 @@ class Session:
 class Database:
     """The pools of the service. Open it with `async with`.
 
+    role: as which `url` logs in: rag_app, or rag_worker for workers.
     prepared_statements: let the server keep statements that are asked often; a pooler in the path then has
     to keep track of them.
     """
@@ -85,11 +86,13 @@ class Database:
         *,
         signer: Signer,
         publisher_url: str | None = None,
+        role: str = "rag_app",
         pool_size: int = 5,
         pool_timeout_s: float = 5.0,
         prepared_statements: bool = False,
     ) -> None:
         self._signer = signer
+        self._role = role
         self._clock_ahead_s = 0.0
         self._prepares = prepared_statements
         self._mixed_up = False
@@ -123,7 +126,7 @@ class Database:
     @property
     def _pools(self) -> dict[str, AsyncConnectionPool[connect.Connection]]:
         """By the role that logs in."""
-        return {"rag_app": self._app} | ({} if self._publisher is None else {"rag_publisher": self._publisher})
+        return {self._role: self._app} | ({} if self._publisher is None else {"rag_publisher": self._publisher})
 
     @property
     def is_down(self) -> bool:
@@ -158,35 +161,49 @@ class Database:
                     session = Session(connection)
                     assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
                     try:
-                        await session.run(
-                            "begin_as",
-                            {
-                                "tenant_id": principal.tenant_id,
-                                "user_id": principal.user_id,
-                                "project_id": principal.project_id,
-                                "tags": list(principal.tags),
-                                "signature": self.sign(principal, role="rag_publisher" if publish else "rag_app"),
-                            },
-                        )
+                        role = "rag_publisher" if publish else self._role
+                        await session.run("begin_as", self._named(principal, role=role))
                     except psycopg.errors.InsufficientPrivilege as error:
-                        # Somebody set an identity for the whole session. Closed within the transaction, so
-                        # that a pooler ends its connection to the server as well and gives it to nobody.
-                        log.error("identity_left_behind")
-                        await connection.close()
-                        raise errors.DatabaseUnavailable(
-                            "a database connection was not clean and has been closed; try again"
-                        ) from error
+                        raise await _left_behind(connection) from error
                     yield session
 
+    async def take_token(self, principal: Principal, kind: str) -> DictRow:
+        """The row of `sql/queries/take_token.sql`: one statement, so that no bucket stays locked on the way to us.
+
+        Raises the DatabaseError family.
+        """
+        with self._translated_errors():
+            async with self._app.connection() as connection:
+                named = self._named(principal, role="rag_app") | {"kind": kind}
+                # The pool's connections are in autocommit: the statement is the transaction. Through a pooler it needs
+                # one around it, in which a session that is not clean can be ended.
+                async with nullcontext() if connection.direct else connection.transaction():
+                    try:
+                        row = await Session(connection).row("take_token", named)
+                    except psycopg.errors.InsufficientPrivilege as error:
+                        raise await _left_behind(connection) from error
+                assert row is not None
+                return row
+
+    def _named(self, principal: Principal, *, role: str) -> dict[str, Any]:
+        """What `begin_as` is told."""
+        return {
+            "tenant_id": principal.tenant_id,
+            "user_id": principal.user_id,
+            "project_id": principal.project_id,
+            "tags": list(principal.tags),
+            "signature": self.sign(principal, role=role),
+        }
+
     @asynccontextmanager
-    async def proven(self) -> AsyncIterator[tuple[Session, str]]:
+    async def proven(self, purpose: str = "service_keys") -> AsyncIterator[tuple[Session, str]]:
         """A session without a principal, to which no row is visible, and a proof that the service asks.
 
         On a connection that requests cannot use up: a key that is revoked ends while all others are busy.
         """
         with self._translated_errors():
             async with self._aside.connection() as connection:
-                proof = self._signer.prove(role="rag_app", now=time.time() + self._clock_ahead_s)
+                proof = self._signer.prove(role=self._role, now=time.time() + self._clock_ahead_s, purpose=purpose)
                 yield Session(connection), proof
 
     async def ping(self) -> None:
@@ -195,10 +212,11 @@ class Database:
             async with self._app.connection():
                 pass  # the pool asks a connection before it gives it out
 
-    async def check_barrier(self, *, dimensions: int, strict: bool) -> list[str]:
+    async def check_barrier(self, *, dimensions: int | Collection[int], strict: bool) -> list[str]:
         """Raise BarrierDown or SchemaMismatch unless access control will hold; return the warnings.
 
-        With `strict` a warning is raised as well.
+        `dimensions`: the width of the vectors, or those that they may have while the model is changed. With `strict` a
+        warning is raised as well.
         """
         warnings: list[str] = []
         databases = set()
@@ -215,13 +233,13 @@ class Database:
                     warnings += _version_warnings(found)
                     databases.add(found["database_id"])
         if len(databases) > 1:
-            raise errors.BarrierDown("rag_app and rag_publisher are logged in to different databases")
+            raise errors.BarrierDown(f"{self._role} and rag_publisher are logged in to different databases")
         warnings = list(dict.fromkeys(warnings))
         if strict and warnings:
             raise errors.BarrierDown("; ".join(warnings))
         return warnings
 
-    async def prove_barrier(self, *, dimensions: int, strict: bool) -> None:
+    async def prove_barrier(self, *, dimensions: int | Collection[int], strict: bool) -> None:
         """Like `check_barrier`; and look for what only shows in the catalog, or when somebody tries.
 
         Takes a quarter of a second on two cores: for a service that starts, not for every command.
@@ -238,18 +256,22 @@ class Database:
             if finding.severity == "warning":
                 log.warning("startup_check", finding=str(finding))
 
-    async def examine(self, *, dimensions: int, thorough: bool) -> list[Finding]:
+    async def examine(self, *, dimensions: int | Collection[int], thorough: bool) -> list[Finding]:
         """What is not as it must be in the catalog, and who gets at a canary of each login and must not.
 
         Only for a database that `check_barrier` has found migrated.
         """
 
+        width = await self._width(dimensions)
+
         async def compare() -> list[Finding]:
             async with self._app.connection() as connection:
-                return await manifest.differences(Session(connection), dimensions=dimensions)
+                return await manifest.differences(Session(connection), dimensions=width)
 
         async def fly(role: str) -> list[Finding]:
             async with self._pools[role].connection() as connection:
+                # A search may have left it so, and a canary is planted.
+                await connection.set_read_only(False)
                 if connection.info.user != role:
                     message = f"cannot be planted by {connection.info.user}, who is logged in instead"
                     return [Finding(severity="error", object=f"canary as {role}", message=message)]
@@ -259,13 +281,24 @@ class Database:
                     signer=self._signer,
                     role=role,
                     now=now,
-                    dimensions=dimensions,
+                    dimensions=width,
                     thorough=thorough,
                 ).findings()
 
         with self._translated_errors():
             found = await asyncio.gather(compare(), *(fly(role) for role in self._pools))
         return worst_first(finding for findings in found for finding in findings)
+
+    async def _width(self, dimensions: int | Collection[int]) -> int:
+        """Of the widths that the vectors may have the one that they have."""
+        if isinstance(dimensions, int):
+            return dimensions
+        with self._translated_errors():
+            async with self._app.connection() as connection:
+                found = await Session(connection).row("check_barrier", {})
+        assert found is not None
+        width: int = found["embedding_dimensions"]
+        return width
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -278,6 +311,16 @@ class Database:
             except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement):
                 self._mixed_up = True
                 raise
+
+
+async def _left_behind(connection: AsyncConnection[DictRow]) -> errors.DatabaseUnavailable:
+    """Somebody set an identity for the whole session.
+
+    Closed within the transaction, so that a pooler ends its connection to the server as well and gives it to nobody.
+    """
+    log.error("identity_left_behind")
+    await connection.close()
+    return errors.DatabaseUnavailable("a database connection was not clean and has been closed; try again")
 
 
 def _check_role(found: type_row, *, role: str) -> None:
@@ -297,7 +340,9 @@ def _check_role(found: type_row, *, role: str) -> None:
         raise errors.BarrierDown("row_security is not on")
 
 
-async def check_schema(connection: AsyncConnection[DictRow], found: type_row, *, dimensions: int) -> None:
+async def check_schema(
+    connection: AsyncConnection[DictRow], found: type_row, *, dimensions: int | Collection[int]
+) -> None:
     """Raise SchemaMismatch unless the schema is that of this version; `found` is the row of `check_barrier`."""
     try:
         revision = await Session(connection).row("schema_revision", {})
@@ -310,9 +355,10 @@ async def check_schema(connection: AsyncConnection[DictRow], found: type_row, *,
         )
     if revision is None or revision["revision"] != head_revision():
         raise errors.SchemaMismatch("migrations are pending: run `rag migrate`")
-    if found["embedding_dimensions"] != dimensions:
+    widths = [dimensions] if isinstance(dimensions, int) else list(dimensions)
+    if found["embedding_dimensions"] not in widths:
         raise errors.SchemaMismatch(
-            f"RAG_EMBEDDING_DIMENSIONS is {dimensions}, and this database was migrated with "
+            f"RAG_EMBEDDING_DIMENSIONS is {' or '.join(map(str, widths))}, and this database was migrated with "
             f"{found['embedding_dimensions']}"
         )
 
@@ -358,6 +404,10 @@ def _translation(error: psycopg.Error) -> errors.RAGServiceError:
         return errors.BarrierDown(MIXED_UP)
     if state == "28000":
         return errors.SignatureRefused()
+    if state == "55M01":
+        return errors.ModelNotActive()
+    if state == "55M02":
+        return errors.ModelChanging()
     if state == "23503":
         # What a write belongs to is there when it begins: its class or document was erased meanwhile.
         return errors.SourceRetracted()

@@ -50,7 +50,7 @@ async def run(settings: Settings) -> int:
         service = RAGService(settings, place.open(settings))
     screen.out.print(f"  {service.embedder.model_id}")
     async with service.database as database, service:
-        await database.check_barrier(dimensions=settings.rag_embedding_dimensions, strict=settings.rag_strict)
+        await database.check_barrier(dimensions=settings.embedding_widths, strict=settings.rag_strict)
         with _step("ingesting the sample corpus"):
             said, ids = await _ingest(manifest, service)
         screen.out.print(f"  {said}")

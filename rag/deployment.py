@@ -15,7 +15,7 @@ from rag.sign import Signer
 
 # Only the embedded database has one (DESIGN.md, section 2): it is one developer's own.
 EMBEDDED_TENANT = "default"
-LOGIN_ROLES = ("rag_app", "rag_publisher", "rag_migrator", "rag_operator")
+LOGIN_ROLES = ("rag_app", "rag_publisher", "rag_worker", "rag_migrator", "rag_operator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,24 @@ class Deployment:
         return None if self.server is None else EMBEDDED_TENANT
 
     def open(self, settings: Settings) -> Database:
-        """The pools, not yet opened."""
+        """The pools of the service, not yet opened."""
+        return self._pools(settings, self.app_url, "rag_app")
+
+    @property
+    def worker_url(self) -> str:
+        """RAG_DATABASE_URL, which for a worker logs in as rag_worker; the embedded database's."""
+        return self.app_url if self.server is None else self.server.url("rag_worker")
+
+    def open_worker(self, settings: Settings) -> Database:
+        """The pools of a worker, not yet opened."""
+        return self._pools(settings, self.worker_url, "rag_worker")
+
+    def _pools(self, settings: Settings, url: str, role: str) -> Database:
         return Database(
-            self.app_url,
+            url,
             signer=self.signer,
             publisher_url=self.publisher_url,
+            role=role,
             pool_size=settings.rag_pool_size,
             pool_timeout_s=settings.rag_pool_timeout_seconds,
             prepared_statements=settings.rag_prepared_statements,

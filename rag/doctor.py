@@ -16,8 +16,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from rag import canary, deployment, maintain, manifest, screen
+from rag.active_model import close_models, open_models
 from rag.database import Session, check_schema, translated_errors
-from rag.embed import open_embedder
 from rag.errors import DatabaseUnavailable, EmbeddingError, InvalidInput, RAGServiceError, SchemaMismatch
 from rag.finding import SEVERITIES, Finding, Severity, worst_first
 from rag.settings import Settings
@@ -172,16 +172,17 @@ async def _connected(url: str) -> AsyncIterator[AsyncConnection[DictRow]]:
 async def _examine_catalog(report: Report, connection: AsyncConnection[DictRow], settings: Settings) -> bool:
     """Whether the schema is that of this version, so that there is something to compare it with."""
     session = Session(connection)
-    dimensions = settings.rag_embedding_dimensions
     found = await session.row("check_barrier", {})
     assert found is not None
     try:
-        await check_schema(connection, found, dimensions=dimensions)
+        await check_schema(connection, found, dimensions=settings.embedding_widths)
     except SchemaMismatch as error:
         report.add(Finding(severity="error", object="schema rag", message=error.message))
         return False
-    report.add(*await manifest.differences(session, dimensions=dimensions))
+    report.add(*await manifest.differences(session, dimensions=found["embedding_dimensions"]))
     report.checked.append(f"the catalog, {len(manifest.expected())} facts")
+    report.add(*(Finding(**row) for row in await session.rows("doctor_queue", {})))
+    report.checked.append("the queue of jobs: owners and rights")
     return True
 
 
@@ -198,7 +199,7 @@ async def _examine_service(report: Report, logins: Logins, settings: Settings, s
     place = deployment.Deployment(app_url=logins.app, publisher_url=logins.publisher, signer=signer, server=None)
     if logins.publisher is None:
         report.unchecked.append("reading and writing as rag_publisher: set RAG_PUBLISHER_DATABASE_URL")
-    dimensions = settings.rag_embedding_dimensions
+    dimensions = settings.embedding_widths
     refused: RAGServiceError | None = None
     async with place.open(settings) as database:
         try:
@@ -230,6 +231,7 @@ async def _examine_as_operator(report: Report, logins: Logins, signer: Signer | 
             limits = maintain.Limits()
             sizes = await session.rows("list_class_sizes", {"at_least": limits.least_chunks})
             indexes = await session.rows("list_class_indexes", {})
+            drifted = await session.rows("usage_drift", {})
     except RAGServiceError:
         report.unchecked.append(
             "signing keys, analysts and large classes: RAG_OPERATOR_DATABASE_URL does not log in as rag_operator"
@@ -237,6 +239,13 @@ async def _examine_as_operator(report: Report, logins: Logins, signer: Signer | 
         return
     report.checked.append("signing keys and analysts")
     report.checked.append("indexes of large access classes")
+    report.checked.append("what tenants have stored against what was counted")
+    if drifted:
+        message = (
+            f"of {len(drifted)} tenants are not as many or as large as was counted, as after changes by hand: quotas "
+            "count wrongly until `rag limits recount`"
+        )
+        report.add(Finding(severity="warning", object="documents", message=message))
     report.add(*_findings_of_large_classes(maintain.Survey.of_rows(sizes, indexes), limits))
     if not keys:
         missing = "there is none, so nobody is let in; `rag keys sign` makes one"
@@ -295,16 +304,19 @@ async def _examine_as_superuser(report: Report, logins: Logins, settings: Settin
         if not asking["is_superuser"]:
             report.unchecked.append(needing)
             return
+        barrier = await session.row("check_barrier", {})
+        assert barrier is not None
         report.add(
             *await canary.findings_of_all_logins(
                 session,
                 connection.execute,
                 now=asking["seconds"],
-                dimensions=settings.rag_embedding_dimensions,
+                dimensions=barrier["embedding_dimensions"],
             )
         )
         report.checked.append("reading and writing as every login, by a canary")
         stored = await session.row("doctor_documents", {})
+        places = await session.rows("list_models", {})
         models = {row["embedding_model"]: row["chunks"] for row in await session.rows("doctor_models", {})}
     assert stored is not None
     report.checked.append("documents against their access classes")
@@ -312,16 +324,27 @@ async def _examine_as_superuser(report: Report, logins: Logins, settings: Settin
         message = f"{stored['documents']} show another scope, owner or tags than their access class has"
         report.add(Finding(severity="warning", object="documents", message=message, mend=stored["mend"]))
     try:
-        embedder = open_embedder(settings)
+        opened = open_models(settings)
     except EmbeddingError as error:
         report.unchecked.append(f"the embedding model: {error.message}")
         return
-    await embedder.close()
+    await close_models(opened)
+    named = [model.id for model in opened]
     report.checked.append("the embedding model")
+    declared = next((row["model_id"] for row in places if row["place"] == "active"), None)
+    if declared is not None and declared not in named:
+        message = f"{declared} is searched, and the settings name {' and '.join(named)}: the service answers nothing"
+        report.add(Finding(severity="error", object="the embedding model", message=message))
+    searched = declared or named[0]
     for model, chunks in models.items():
-        if model != embedder.model_id:
+        if model != searched:
             message = (
                 f"{chunks} were embedded by {model} and are found by words alone, since questions are embedded by "
-                f"{embedder.model_id}: ingest them again"
+                f"{searched}: ingest them again"
             )
             report.add(Finding(severity="warning", object="chunks", message=message))
+    for row in places:
+        if row["place"] == "second":
+            kind = "former, and kept for a way back until `rag models drop`" if row["is_former"] else "being added"
+            message = f"{row['model_id']} is {kind}; each chunk takes the room of two vectors"
+            report.add(Finding(severity="note", object="the second embedding model", message=message))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import httpx2
 
 from rag.chat import http_client
-from rag.errors import EmbeddingInvalid, EmbeddingTimeout, EmbeddingUnavailable, InvalidInput
+from rag.errors import EmbeddingInvalid, EmbeddingTimeout, EmbeddingUnavailable, InsufficientQuota, InvalidInput
 from rag.settings import Settings
 from rag.tokens import ESTIMATE, TokenCounter, tiktoken_counter
 
@@ -438,7 +438,7 @@ def _refusal(status: int, explanation: str, *, model: str, retry_after: str | No
     """The error for an HTTP status. The explanation may quote a text, so it decides and is not repeated."""
     # 429 that no waiting heals.
     if "insufficient_quota" in explanation:
-        return EmbeddingUnavailable("the account at the embedding provider has no quota left")
+        return InsufficientQuota("the account at the embedding provider has no quota left")
     # Some versions of Ollama say it with a 500, which would look like a fault that passes.
     if status == 413 or (status in (400, 422, 500) and _TOO_LONG.search(explanation)):
         return EmbeddingInvalid(f"a text is longer than '{model}' reads; set RAG_EMBEDDING_MAX_INPUT_TOKENS lower")

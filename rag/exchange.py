@@ -206,6 +206,8 @@ class Found:
     metrics: ConfidenceMetrics = NOTHING_SEARCHED
     tenant_prompt: TenantPrompt | None = None
     """As it was when the search ran; None as well when nothing was found."""
+    embedding_model: str | None = None
+    """The model that was active when the search ran; None when nothing was searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,18 @@ import asyncio
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from pgvector import HalfVector
 
-from rag import chunk, language, parse, store
-from rag.chunk import Strategy
-from rag.database import Database
+from rag import chunk, claim, language, limits, parse, store
+from rag.chunk import Chunk, Strategy
+from rag.claim import Held
+from rag.database import Database, Session
 from rag.embed import Embedder
 from rag.errors import EmbeddingInvalid, InvalidInput, SourceOvertaken
 from rag.parse import ParsedDocument
@@ -98,6 +99,10 @@ class Ingested:
     tokens: int
 
 
+# Told at the end of the transaction that stores a document, or that finds it unchanged; undoes it when it raises.
+Also = Callable[[Session, Ingested], Awaitable[None]]
+
+
 async def ingest(
     source: Source,
     *,
@@ -110,51 +115,66 @@ async def ingest(
     former: tuple[str, str] | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    also: Also | None = None,
 ) -> Ingested:
     """Make a source searchable; the same source again replaces it, and unchanged costs nothing.
+
+    Whoever brings the same source at the same time waits, and finds it unchanged. `also` is a part of the transaction.
 
     `former` is the source type and the id under which the document was known before its source was renamed: it
     keeps its id and its embeddings. With `force`, what is stored is written anew where it is not as it should be.
 
     `progress(done, total)` is called as chunks are embedded. Raises InvalidInput and its kin for
-    what cannot be read, ScopeForbidden, SourceInvalidated, SourceRetracted, EmbeddingError, DatabaseError;
-    in each case nothing of the document is stored, and what was there stays.
+    what cannot be read, ScopeForbidden, QuotaExceeded, SourceInvalidated, SourceRetracted, EmbeddingError,
+    DatabaseError; in each case nothing of the document is stored, and what was there stays.
     """
     check_source(source)
     source_type = source_type_of(source)
     digest = digest_of(source, embedder, chunking=chunking)
+    unchanged: Ingested | None = None
+
+    async def settled(session: Session, known: Known) -> bool:
+        nonlocal unchanged
+        if known.document_id is None or known.source_hash != digest or known.moves or known.surplus or force:
+            return False
+        unchanged = Ingested(document_id=known.document_id, status="unchanged", chunks=0, embedded=0, tokens=0)
+        if also is not None:
+            await also(session, unchanged)
+        return True
+
     for attempt in range(1, ATTEMPTS + 1):
-        known = await store.look_up(
-            database,
-            principal,
-            destination,
-            source_type=source_type,
-            source_id=source.source_id,
-            provenance_id=source.provenance_id,
-            generation=source.generation,
-        )
-        settled = known.document_id is not None and known.source_hash == digest
-        if settled and not (known.moves or known.surplus or force):
-            assert known.document_id is not None
-            return Ingested(document_id=known.document_id, status="unchanged", chunks=0, embedded=0, tokens=0)
-        before = None
-        if former is not None and known.document_id is None:
-            before = await _look_up_former(database, principal, destination, former, source)
+        unchanged = None
         try:
-            return await _replace(
-                source,
-                source_type,
-                digest,
-                known,
-                before,
-                principal=principal,
-                destination=destination,
-                database=database,
-                embedder=embedder,
-                max_bytes=max_bytes,
-                chunking=chunking,
-                progress=progress,
-            )
+            async with claim.claimed(
+                database,
+                principal,
+                destination,
+                source_type=source_type,
+                source_id=source.source_id,
+                provenance_id=source.provenance_id,
+                generation=source.generation,
+                settled=settled,
+            ) as held:
+                if unchanged is not None:
+                    return unchanged
+                before = None
+                if former is not None and held.known.document_id is None:
+                    before = await _look_up_former(database, principal, destination, former, source)
+                return await _replace(
+                    source,
+                    source_type,
+                    digest,
+                    held,
+                    before,
+                    principal=principal,
+                    destination=destination,
+                    database=database,
+                    embedder=embedder,
+                    max_bytes=max_bytes,
+                    chunking=chunking,
+                    progress=progress,
+                    also=also,
+                )
         except SourceOvertaken:
             if attempt == ATTEMPTS:
                 raise
@@ -183,7 +203,7 @@ async def _replace(
     source: Source,
     source_type: str,
     digest: str,
-    known: Known,
+    held: Held,
     former: Former | None,
     *,
     principal: Principal,
@@ -193,40 +213,38 @@ async def _replace(
     max_bytes: int,
     chunking: Strategy,
     progress: Callable[[int, int], None] | None,
+    also: Also | None,
 ) -> Ingested:
+    known = held.known
     # In a thread: a book takes seconds to read and cut, and other requests must not wait for it.
     parsed = await asyncio.to_thread(_read, source, source_type, max_bytes)
-    kinship = await _kinship(parsed, embedder) if chunking == "semantic" else []
-    chunks = await asyncio.to_thread(
-        chunk.split,
-        parsed,
-        limit_tokens=embedder.max_input_tokens,
-        count=embedder.count_tokens,
-        strategy=chunking,
-        kinship=kinship,
-    )
+    if known.document_id is None and former is None:
+        # Before the model is asked; whether there is room is settled when the document is written.
+        limits.check_room(held.room, size=len(parsed.body.encode()))
+    chunks = await cut(parsed, embedder, chunking=chunking)
 
-    embeddings = await store.kept_embeddings(
+    kept = await store.kept_embeddings(
         database,
         principal,
         known if former is None else former.known,
         chunk_hashes=[piece.hash for piece in chunks],
         embedding_model=embedder.model_id,
     )
-    fresh = {piece.hash: piece.embedded_text for piece in chunks if piece.hash not in embeddings}
-    done = 0
+    fresh = await embed_missing(chunks, kept, embedder, progress)
+    embeddings = {**kept, **fresh}
 
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, len(fresh))
+    def became(document_id: UUID) -> Ingested:
+        return Ingested(
+            document_id=document_id,
+            status="moved" if known.moves or former else "created" if known.document_id is None else "updated",
+            chunks=len(chunks),
+            embedded=len(fresh),
+            tokens=sum(piece.token_count for piece in chunks),
+        )
 
-    keys, texts = list(fresh), list(fresh.values())
-    for start in range(0, max(1, len(keys)), EMBEDDED_AT_ONCE):
-        end = start + EMBEDDED_AT_ONCE
-        vectors = await embedder.embed(texts[start:end], purpose="document", progress=report)
-        embeddings |= {key: _half(vector) for key, vector in zip(keys[start:end], vectors, strict=True)}
+    async def finish(session: Session, document_id: UUID) -> None:
+        if also is not None:
+            await also(session, became(document_id))
 
     document_id = await store.replace(
         database,
@@ -255,14 +273,11 @@ async def _replace(
         embedding_model=embedder.model_id,
         token_counter=embedder.token_counter,
         generation=source.generation,
+        also=finish,
+        claim=held.named,
     )
-    return Ingested(
-        document_id=document_id,
-        status="moved" if known.moves or former else "created" if known.document_id is None else "updated",
-        chunks=len(chunks),
-        embedded=len(fresh),
-        tokens=sum(piece.token_count for piece in chunks),
-    )
+    held.released = True
+    return became(document_id)
 
 
 def _half(vector: list[float]) -> HalfVector:
@@ -290,6 +305,47 @@ def _read(source: Source, source_type: str, max_bytes: int) -> ParsedDocument:
         title=source.title or parsed.title,
         language=source.language or _primary(parsed.language) or language.detect(parsed.body),
     )
+
+
+async def cut(parsed: ParsedDocument, embedder: Embedder, *, chunking: Strategy) -> list[Chunk]:
+    """The chunks of a document as the settings want them; `semantic` asks the model about its sentences."""
+    kinship = await _kinship(parsed, embedder) if chunking == "semantic" else []
+    return await asyncio.to_thread(
+        chunk.split,
+        parsed,
+        limit_tokens=embedder.max_input_tokens,
+        count=embedder.count_tokens,
+        strategy=chunking,
+        kinship=kinship,
+    )
+
+
+async def embed_missing(
+    chunks: Sequence[Chunk],
+    kept: Collection[str],
+    embedder: Embedder,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, HalfVector]:
+    """The vector of each chunk whose hash is not among those that are kept, by hash; each text is embedded once.
+
+    `progress(done, total)` is called as they are embedded. Raises the EmbeddingError family.
+    """
+    fresh = {piece.hash: piece.embedded_text for piece in chunks if piece.hash not in kept}
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, len(fresh))
+
+    embeddings: dict[str, HalfVector] = {}
+    keys, texts = list(fresh), list(fresh.values())
+    for start in range(0, len(keys), EMBEDDED_AT_ONCE):
+        end = start + EMBEDDED_AT_ONCE
+        vectors = await embedder.embed(texts[start:end], purpose="document", progress=report)
+        embeddings |= {key: _half(vector) for key, vector in zip(keys[start:end], vectors, strict=True)}
+    return embeddings
 
 
 async def _kinship(parsed: ParsedDocument, embedder: Embedder) -> list[float]:
@@ -395,7 +451,20 @@ def _bytes(content: bytes | str) -> bytes:
     return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
 
 
-def digest_of(source: Source, embedder: Embedder, *, chunking: Strategy = "rules") -> str:
+class Measure(Protocol):
+    """What of an embedding model decides how a document is cut."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def max_input_tokens(self) -> int: ...
+
+    @property
+    def token_counter(self) -> str: ...
+
+
+def digest_of(source: Source, embedder: Measure, *, chunking: Strategy = "rules") -> str:
     """Everything that decides what is stored; equal means that there is nothing to do."""
     described = [
         RECIPE,

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from rag import limits
 from rag.database import Database, Session
 from rag.errors import InvalidInput
 from rag.principal import ALL_PROJECTS, Principal, check_name
@@ -143,6 +144,7 @@ async def invalidate(
             chunks=chunks,
         )
         generation = await _close(session, closings, cascade_id)
+        await limits.charge(session, documents=-len(removed), size=-sum(row["body_bytes"] for row in removed))
     log.info("invalidated", documents=len(removed), chunks=chunks, closed=len(closings))
     return Invalidated(
         documents=[row["document_id"] for row in removed],

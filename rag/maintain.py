@@ -56,13 +56,14 @@ OWNER_URL = "RAG_MIGRATION_DATABASE_URL"
 Kind = Literal["vector", "words"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 INDEXED: Mapping[Kind, str] = {"vector": "vectors", "words": "words"}
-Action = Literal["demote", "unready", "drop", "build", "measure", "ready"]
-OWNERS: tuple[Action, ...] = ("drop", "build")
+Action = Literal["demote", "unready", "drop", "build", "rebuild", "measure", "ready"]
+OWNERS: tuple[Action, ...] = ("drop", "build", "rebuild")
 DONE: Mapping[Action, str] = {
     "demote": "searches read it as a small class",
     "unready": "searches read it as a small class until its indexes are whole",
     "drop": "remove the index",
     "build": "build the index",
+    "rebuild": "rebuild the index",
     "measure": "count its words",
     "ready": "searches use its own indexes",
 }
@@ -190,8 +191,12 @@ def survey(session: Session, limits: Limits) -> Survey:
     return Survey.of_rows(sizes, indexes)
 
 
-def plan(found: Survey, limits: Limits, *, refresh: bool = False) -> Plan:
-    """What has to be done about it; `refresh` counts the words of every large class."""
+def plan(found: Survey, limits: Limits, *, refresh: bool = False, rebuild: bool = False) -> Plan:
+    """What has to be done about it.
+
+    `refresh` counts the words of every large class, `rebuild` makes indexes anew that have bloated: the old one serves
+    until the new one is whole.
+    """
 
     def is_settled(each: LargeClass) -> bool:
         return each.measured_chunks is not None or bool(found.usable(each.access_id))
@@ -211,8 +216,22 @@ def plan(found: Survey, limits: Limits, *, refresh: bool = False) -> Plan:
     steps += [_dropped(index) for index in found.indexes if index.access_id not in kept_ids]
     for each in kept:
         steps += _kept(each, found, refresh=refresh)
+        if rebuild:
+            steps += [_rebuilt(each, index) for factor, index in _bloat(each, found) if factor > BLOATED]
     left_out = [each for each in found.classes if each.chunks > limits.threshold and each.access_id not in kept_ids]
     return Plan(steps=tuple(steps), left_out=tuple(left_out))
+
+
+def _rebuilt(each: LargeClass, index: OwnIndex) -> Step:
+    return Step(
+        action="rebuild",
+        access_id=each.access_id,
+        tenant_id=each.tenant_id,
+        kind=index.kind,
+        index_name=index.index_name,
+        chunks=each.chunks,
+        statement=index.rebuild_statement,
+    )
 
 
 def _dropped(index: OwnIndex, tenant_id: str | None = None) -> Step:
@@ -304,6 +323,8 @@ class Turn:
         """Take one step; False when its class is gone."""
         if step.statement is not None:
             self._run_as_owner(step, tell)
+            if step.action == "rebuild":
+                self._weigh_again(step)
             return True
         whose = {"tenant_id": step.tenant_id, "access_id": step.access_id}
         with self.desk.session() as session:
@@ -314,6 +335,15 @@ class Turn:
             else:
                 session.run("set_class_ready", whose | {"ready": step.action == "ready"})
         return True
+
+    def _weigh_again(self, step: Step) -> None:
+        """Take the size of now for the one to compare with: what a rebuild does not mend is not rebuilt every night."""
+        whose = {"tenant_id": step.tenant_id, "access_id": step.access_id}
+        # In one transaction, so that no search sees it without its indexes.
+        with self.desk.session() as session:
+            row = session.row("set_class_ready", whose | {"ready": False})
+            if row is not None and row["changed"]:
+                session.run("set_class_ready", whose | {"ready": True})
 
     def _run_as_owner(self, step: Step, tell: Tell) -> None:
         assert self.owner is not None

@@ -216,14 +216,32 @@ def parse_text(text: str, *, name: str, source_type: str | None = None, max_byte
     """
     name = _checked_name(name)
     source_type = _checked_source_type(source_type)
-    by_suffix = SUFFIXES.get(_path(name).suffix.lower())
-    text_format = by_suffix or _FORMAT_OF_TYPE.get(source_type or "", "markdown")
-    if text_format not in TEXT_FORMATS:
-        text_format = "text"
+    text_format = format_of_text(name, source_type)
     _refuse_unstorable(text, name, field="content")
     _refuse_size(len(text.encode()), name, max_bytes, field="content")
     kind = source_type or source_type_of(name)
     return _text(text, name, kind, text_format, field="content", max_bytes=max_bytes)
+
+
+def reread(body: str, *, text_format: Format, title: str, source_type: str, language: str | None) -> ParsedDocument:
+    """The structure of a body that was parsed before, of Markdown, text or YAML; the body stays as it is.
+
+    Raises UnsupportedFormat for formats whose pages, headings and tables are not in the body.
+    """
+    if text_format == "markdown":
+        return ParsedDocument(
+            title=title, body=body, source_type=source_type, blocks=tuple(_markdown_body(body)[0]), language=language
+        )
+    if text_format not in ("text", "yaml"):
+        raise UnsupportedFormat(f"what {text_format} says of its structure is not in the text that is stored")
+    kind: Kind = "code" if text_format == "yaml" else "text"
+    return ParsedDocument(
+        title=title,
+        body=body,
+        source_type=source_type,
+        blocks=tuple(_paragraphs(body, 0, len(body), kind=kind)),
+        language=language,
+    )
 
 
 def source_type_of(name: str) -> str:
@@ -255,6 +273,12 @@ def source_type_of(name: str) -> str:
     if re.match(r"0\d{3}-\D", stem):
         return "adr"
     return SUFFIXES.get(path.suffix.lower(), "markdown")
+
+
+def format_of_text(name: str, source_type: str | None) -> Format:
+    """The format in which text under a name is read: by its suffix, else by its type, else Markdown."""
+    text_format = SUFFIXES.get(_path(name).suffix.lower()) or _FORMAT_OF_TYPE.get(source_type or "", "markdown")
+    return text_format if text_format in TEXT_FORMATS else "text"
 
 
 _FORMAT_OF_TYPE: dict[str, Format] = {
@@ -556,10 +580,7 @@ def _markdown(text: str, name: str, source_type: str, field: str | None) -> Pars
     declared, body = _front_matter(text, name, field)
     if not body.strip():
         raise EmptyDocument(f"{name} has no text", field=field)
-    if _markdown_tokens(body) > MAX_MARKDOWN_TOKENS:
-        blocks, first_heading = list(_paragraphs(body, 0, len(body), kind="text")), None
-    else:
-        blocks, first_heading = _markdown_blocks(body)
+    blocks, first_heading = _markdown_body(body)
     title = _one_line(str(declared.pop("title", "")))
     language = re.match(r"[a-z]{2}(?![a-z])", str(declared.pop("language", "")).strip().lower())
     declared.pop("tags", None)  # who may read a document is not for the document to say
@@ -571,6 +592,13 @@ def _markdown(text: str, name: str, source_type: str, field: str | None) -> Pars
         language=language[0] if language else None,
         metadata=declared,
     )
+
+
+def _markdown_body(body: str) -> tuple[list[Block], str | None]:
+    """Return the blocks of a body without front matter, and its first heading of level 1."""
+    if _markdown_tokens(body) > MAX_MARKDOWN_TOKENS:
+        return list(_paragraphs(body, 0, len(body), kind="text")), None
+    return _markdown_blocks(body)
 
 
 def _markdown_tokens(body: str) -> int:

@@ -8,7 +8,8 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from rag.database import Database
+from rag.database import Database, Session
+from rag.errors import ModelNotActive
 from rag.exchange import Filters, Fusion, Mode, Narrowing, Passage, Stage, TenantPrompt
 from rag.principal import Principal
 from rag.settings import Settings
@@ -75,6 +76,8 @@ async def retrieve(
             },
         )
         if rows:
+            if vector is not None and rows[0]["mode"] in ("keyword", "partial"):
+                await _check_active(session, embedding_model)
             return [_passage(row) for row in rows], rows[0]["mode"], _tenant_prompt(rows[0])
         empty = await session.row(
             "search_mode",
@@ -85,6 +88,8 @@ async def retrieve(
             },
         )
         assert empty is not None
+        if vector is not None:
+            await _check_active(session, embedding_model)
         return [], empty["mode"], None
 
 
@@ -132,7 +137,21 @@ async def explain(
                 "feedback_boost": settings.rag_feedback_boost,
             },
         )
+        if vector is not None:
+            await _check_active(session, embedding_model)
     return [Stage(**row) for row in rows]
+
+
+async def _check_active(session: Session, embedding_model: str) -> None:
+    """Raise ModelNotActive where the vectors are another model's by now, of which this one's was compared with none.
+
+    In a statement of its own: the search may have waited for the models to change places, and then sees the columns of
+    after that with the rows of before. It compares vectors of equal models alone, but might find none.
+    """
+    row = await session.row("active_model", {})
+    assert row is not None
+    if row["model_id"] not in (None, embedding_model):
+        raise ModelNotActive()
 
 
 def _listed(values: Sequence[str] | None) -> list[str] | None:

@@ -50,7 +50,7 @@ class Settings(BaseSettings):
 
     # Databases. None = the embedded one, which lives in `rag_home`.
     rag_database_url: SecretStr | None = None
-    """Logs in as rag_app."""
+    """Logs in as rag_app; for `rag worker` as rag_worker."""
     rag_publisher_database_url: SecretStr | None = None
     """Logs in as rag_publisher, the only role that may write scope public."""
     rag_migration_database_url: SecretStr | None = None
@@ -80,6 +80,13 @@ class Settings(BaseSettings):
     """Width of the column. Spec 002 says 512; shorter vectors are zero-padded. 3,800 still fit into a page."""
     rag_embedding_max_input_tokens: Annotated[int, Field(ge=32)] | None = None
     """The embedding model's own input limit, when the provider's default is not the model's."""
+    rag_embedding_next_model: str | None = None
+    """The model of the second column, while the model is being changed: `rag models` fills it, and services go over to
+    it by themselves. None = none. Once it is active for good it becomes RAG_EMBEDDING_MODEL."""
+    rag_embedding_next_provider: Literal["local", "openai", "ollama"] | None = None
+    """None = RAG_EMBEDDING_PROVIDER."""
+    rag_embedding_next_dimensions: Annotated[int, Field(ge=8, le=3780)] | None = None
+    """None = RAG_EMBEDDING_DIMENSIONS. Both widths together are at most 3,790, so that a row fits into a page."""
     rag_embedding_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
     openai_base_url: str = "https://api.openai.com/v1"
     openai_api_key: SecretStr | None = None
@@ -157,6 +164,11 @@ class Settings(BaseSettings):
     rag_max_file_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     """The same for texts and tables of `rag ingest`, `rag sync` and `rag reconcile`, which take in what is larger than
     a document in parts."""
+    rag_ingest_async_bytes: Annotated[int, Field(ge=0)] = 256 * 1024
+    """A document that is sent to POST /rag/ingest and larger is answered with 202 and taken in by a worker. The local
+    model reads 256 KiB in about half a minute, as long as clients and proxies wait."""
+    rag_queue_max_size: Annotated[int, Field(ge=1)] = 1000
+    """Jobs of one tenant that may wait or be under way; more are refused with 429 until some have ended."""
     rag_sources: Path | None = None
     """A YAML file of the sources that `rag reconcile` keeps in step (docs/sources.md)."""
     rag_chunking: Literal["rules", "fixed", "sentence", "semantic"] = "rules"
@@ -167,6 +179,10 @@ class Settings(BaseSettings):
     # Logging.
     rag_log_query_text: bool = False
     """Store the text of questions in rag_query_logs; otherwise their hash and length only."""
+    rag_log_retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    """Days after which `rag maintain --retention` removes questions, with what they got back. None = never."""
+    rag_audit_retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    """The same for the record of for whom trusted services spoke."""
 
     # Who may call, beside the holder of the token that `rag serve` prints on loopback.
     rag_service_keys: bool = False
@@ -199,6 +215,28 @@ class Settings(BaseSettings):
     @property
     def llm_concurrency(self) -> int:
         return self.rag_llm_concurrency or (8 if self.rag_llm_provider == "openai" else 1)
+
+    @property
+    def next_model(self) -> Settings | None:
+        """The settings as they are with the model that is to come; None when there is none."""
+        if self.rag_embedding_next_model is None:
+            return None
+        changes = {
+            "rag_embedding_provider": self.rag_embedding_next_provider or self.rag_embedding_provider,
+            "rag_embedding_model": self.rag_embedding_next_model,
+            "rag_embedding_dimensions": self.rag_embedding_next_dimensions or self.rag_embedding_dimensions,
+            # It is of the other model.
+            "rag_embedding_max_input_tokens": None,
+            "rag_embedding_next_model": None,
+        }
+        return self.model_copy(update=changes)
+
+    @property
+    def embedding_widths(self) -> tuple[int, ...]:
+        """The widths that the column may have: of the model, and of the one that is to come."""
+        coming = self.next_model
+        widths = [self.rag_embedding_dimensions, *([] if coming is None else [coming.rag_embedding_dimensions])]
+        return tuple(dict.fromkeys(widths))
 
     @property
     def embedding_model(self) -> str:

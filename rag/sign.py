@@ -52,9 +52,9 @@ class Signer:
         named = (principal.tenant_id, str(principal.user_id or 0), principal.project_id or "")
         return self._signature([role, *named], list(principal.tags), now, valid_s)
 
-    def prove(self, *, role: str, now: float | None = None) -> str:
-        """A proof that the service itself asks for the service keys."""
-        return self._signature([role, "service_keys"], [], now, VALID_S)
+    def prove(self, *, role: str, now: float | None = None, purpose: str = "service_keys") -> str:
+        """A proof that the service itself asks: for the service keys, or for `jobs`."""
+        return self._signature([role, purpose], [], now, VALID_S)
 
     def _signature(self, first: list[str], rest: list[str], now: float | None, valid_s: int) -> str:
         expires = str(int(time.time() if now is None else now) + valid_s)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
@@ -13,6 +13,7 @@ from uuid import UUID
 from pgvector import HalfVector
 from psycopg.types.json import Jsonb
 
+from rag import limits
 from rag.chunk import Chunk
 from rag.database import Database, Session
 from rag.errors import (
@@ -147,9 +148,80 @@ async def look_up(
     and SourceInvalidated for a source that is retracted.
     """
     async with database.transaction(principal, publish=destination.publishes) as session:
-        known = await _known(session, destination, source_type, source_id, provenance_id)
+        return await look(
+            session,
+            destination,
+            source_type=source_type,
+            source_id=source_id,
+            provenance_id=provenance_id,
+            generation=generation,
+        )
+
+
+async def look(
+    session: Session,
+    destination: Destination,
+    *,
+    source_type: str,
+    source_id: str,
+    provenance_id: str | None = None,
+    generation: int | None = None,
+) -> Known:
+    """Like `look_up`, in a transaction that is open."""
+    known = await _known(session, destination, source_type, source_id, provenance_id)
     _check_open(known, generation)
     return known
+
+
+async def look_up_stored(
+    database: Database, principal: Principal, document_id: UUID
+) -> tuple[dict[str, Any], Destination, Known]:
+    """A document that is there, where it belongs, and what is known of its source; for whoever writes it anew.
+
+    Raises DocumentNotFound, the same for a missing and a hidden one; ScopeForbidden for one that the principal may
+    read and not write.
+    """
+    row = await read_document(database, principal, document_id)
+    destination = _destination(row)
+    async with database.transaction(principal, publish=destination.publishes) as session:
+        # Under the lock an erasure is over or has not begun: the class of an erased owner is not made anew.
+        await _lock(session, principal, destination, row["source_type"], row["source_id"])
+        present = await session.row("get_document", {"id": document_id})
+        if present is None or _destination(present) != destination:
+            raise DocumentNotFound()
+        known = await _known(session, destination, row["source_type"], row["source_id"], row["provenance_id"])
+    if known.document_id != document_id or known.moves:
+        raise DocumentNotFound()
+    return present, destination, known
+
+
+def _destination(row: Mapping[str, Any]) -> Destination:
+    return Destination(
+        scope=row["scope"], user_id=row["user_id"], project_id=row["project_id"], tags=tuple(row["tags"])
+    )
+
+
+async def stale_words(
+    database: Database, principal: Principal, document_id: UUID, chunks: Sequence[Chunk], *, language: str | None
+) -> set[int]:
+    """Indexes of chunks whose words are not as the database would take them from their text now."""
+    async with database.transaction(principal, read_only=True) as session:
+        rows = await session.rows(
+            "list_stale_words",
+            {
+                "document_id": document_id,
+                "language": language,
+                "chunk_indexes": [chunk.index for chunk in chunks],
+                "indexed_texts": [chunk.embedded_text for chunk in chunks],
+            },
+        )
+    return {row["chunk_index"] for row in rows}
+
+
+async def chunk_keys(database: Database, principal: Principal, document_id: UUID) -> list[dict[str, Any]]:
+    """What has to be equal for the chunks of a document to stay: `chunk_key`, model and language of each, in order."""
+    async with database.transaction(principal, read_only=True) as session:
+        return await session.rows("list_chunk_keys", {"document_id": document_id})
 
 
 def _check_open(known: Known, generation: int | None) -> None:
@@ -160,25 +232,31 @@ def _check_open(known: Known, generation: int | None) -> None:
 async def _known(
     session: Session, destination: Destination, source_type: str, source_id: str, provenance_id: str | None
 ) -> Known:
-    owner = _owner(destination)
-    access_id = await class_of(session, destination)
-    first, *others = await session.rows(
-        "find_source",
-        owner | {"access_id": access_id, "source_type": source_type, "source_id": source_id},
+    rows = await session.rows(
+        "look_at_source",
+        source_named(destination, source_type, source_id)
+        | {"tags": list(destination.tags), "provenance_id": provenance_id},
     )
-    retraction = await session.row("retraction_of", owner | {"source_id": source_id, "provenance_id": provenance_id})
-    assert retraction is not None
-    return Known(
-        access_id=access_id,
-        generation=first["generation"],
-        retractions=retraction["generation"],
-        closed=retraction["closed"],
-        document_id=first["id"],
-        document_access_id=first["document_access_id"],
-        source_hash=first["source_hash"],
-        updated_at=first["updated_at"],
-        surplus=tuple((row["document_access_id"], row["id"]) for row in others),
-    )
+    first = rows[0]
+    return Known(access_id=first["access_id"], retractions=first["retractions"], closed=first["closed"], **found(rows))
+
+
+def source_named(destination: Destination, source_type: str, source_id: str) -> dict[str, Any]:
+    """A source of an owner, as statements name it."""
+    return _owner(destination) | {"source_type": source_type, "source_id": source_id}
+
+
+def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of `Known` that say what is stored, of the rows of find_source()."""
+    first, *others = rows
+    return {
+        "generation": first["generation"],
+        "document_id": first["id"],
+        "document_access_id": first["document_access_id"],
+        "source_hash": first["source_hash"],
+        "updated_at": first["updated_at"],
+        "surplus": tuple((row["document_access_id"], row["id"]) for row in others),
+    }
 
 
 def _owner(destination: Destination) -> dict[str, Any]:
@@ -233,13 +311,21 @@ async def replace(
     token_counter: str,
     former: Former | None = None,
     generation: int | None = None,
+    renewed: Collection[int] = (),
+    also: Callable[[Session, UUID], Awaitable[None]] | None = None,
+    claim: Mapping[str, Any] | None = None,
 ) -> UUID:
     """Write a document and its chunks in one transaction; readers see the old or the new, never a mix.
 
-    `embeddings` maps each chunk hash to its vector. A document with a `former`
+    `also` is done at its end, with the id of the document, and undoes all of it when it raises. A `claim`, the
+    parameters of `release_claim.sql`, is let go of last.
+
+    `embeddings` maps each chunk hash to its vector. Chunks with an index of `renewed` are written anew although they
+    are the same. A document with a `former`
     source moves from there: its id and times stay, and the former source counts as deleted. Raises SourceInvalidated
     and SourceRetracted when a source was invalidated or deleted since what is known of it was read, SourceOvertaken
-    when it was written by somebody else.
+    when it was written by somebody else;
+    ModelNotActive and ModelChanging while the embedding model is changed.
     """
     async with database.transaction(principal, publish=destination.publishes) as session:
         sources = [(record.source_type, record.source_id, known)]
@@ -257,6 +343,7 @@ async def replace(
             if present != expected:
                 raise SourceOvertaken()
 
+        await session.run("check_model", {"tenant_id": principal.tenant_id, "embedding_model": embedding_model})
         document: dict[str, Any] = {
             "tenant_id": principal.tenant_id,
             "access_id": known.access_id,
@@ -286,6 +373,9 @@ async def replace(
             "embedding_model": embedding_model,
             "language": record.language,
         }
+        # What the tenant has more, or less, in the end.
+        documents, size = 0, 0
+        stored = None
         stored_id = known.document_id if former is None else former.known.document_id
         if stored_id is not None:
             stored = await session.row("get_document", {"id": stored_id})
@@ -295,14 +385,18 @@ async def replace(
             if stored["body"] == record.body:
                 document["content_updated_at"] = stored["content_updated_at"]
         if known.document_id is not None and not known.moves:
-            await session.run("update_document", document)
+            updated = await session.row("update_document", document)
+            if updated is None:
+                raise ScopeForbidden()
+            assert stored is not None
+            size = updated["body_bytes"] - stored["body_bytes"]
             rows = await session.rows(
                 "delete_chunks",
                 chunk_place
                 | {
                     "document_id": known.document_id,
-                    "wanted_indexes": [chunk.index for chunk in chunks],
-                    "wanted_keys": [_chunk_key(chunk, token_counter) for chunk in chunks],
+                    "wanted_indexes": [chunk.index for chunk in chunks if chunk.index not in renewed],
+                    "wanted_keys": [chunk_key(chunk, token_counter) for chunk in chunks if chunk.index not in renewed],
                 },
             )
             staying = {row["chunk_index"] for row in rows}
@@ -310,7 +404,7 @@ async def replace(
             # Another class or source means a rewrite: the id stays, the row is new, and the old one goes.
             if former is not None:
                 document["id"] = stored_id
-                await _retire(session, principal, former)
+                documents, size = await _retire(session, principal, former)
             if known.moves:
                 assert known.document_id is not None
                 assert known.document_access_id is not None
@@ -319,6 +413,7 @@ async def replace(
             if inserted is None:
                 raise ScopeForbidden()
             document["id"] = inserted["id"]
+            documents, size = documents + 1, size + inserted["body_bytes"]
         document_id: UUID = document["id"]
 
         missing = [chunk for chunk in chunks if chunk.index not in staying]
@@ -343,23 +438,35 @@ async def replace(
                 },
             )
         for access_id, surplus_id in surplus:
-            await session.run(
+            removed = await session.row(
                 "delete_document",
                 {"tenant_id": principal.tenant_id, "access_id": access_id, "id": surplus_id},
             )
+            if removed is not None:
+                documents, size = documents - 1, size - removed["body_bytes"]
+        if also is not None:
+            await also(session, document_id)
+        await limits.charge(session, documents=documents, size=size, claim=claim)
     return document_id
 
 
-async def _retire(session: Session, principal: Principal, former: Former) -> None:
-    """Remove a document from the source that it leaves, so that nothing that is in flight brings it back there."""
+async def _retire(session: Session, principal: Principal, former: Former) -> tuple[int, int]:
+    """Remove a document from the source that it leaves, so that nothing that is in flight brings it back there.
+
+    Returns what the tenant has more: documents and bytes, less than 0.
+    """
+    documents, size = 0, 0
     known = former.known
     places = [(known.document_access_id, known.document_id), *known.surplus]
     for access_id, document_id in places:
         place = {"tenant_id": principal.tenant_id, "access_id": access_id}
-        if await session.row("delete_document", place | {"id": document_id}) is None:
+        removed = await session.row("delete_document", place | {"id": document_id})
+        if removed is None:
             raise ScopeForbidden()
+        documents, size = documents - 1, size - removed["body_bytes"]
         named = {"source_type": former.source_type, "source_id": former.source_id}
         await session.run("bury_source", named | {"access_id": access_id, "reason": "renamed"})
+    return documents, size
 
 
 async def read_document(database: Database, principal: Principal, document_id: UUID) -> dict[str, Any]:
@@ -377,6 +484,42 @@ async def count_sources(database: Database, principal: Principal, *, embedding_m
         return await session.rows("count_sources", {"embedding_model": embedding_model})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronised:
+    """What came of the synchronisation of a source, in documents; `files` and `failed` count files as well."""
+
+    source: str
+    version: str | None
+    files: int
+    written: int
+    removed: int
+    unchanged: int
+    failed: int
+
+
+async def find_class(database: Database, principal: Principal, destination: Destination) -> int:
+    """The access class of a destination, made when there is none. Raises ScopeForbidden."""
+    async with database.transaction(principal, publish=destination.publishes) as session:
+        return await class_of(session, destination)
+
+
+async def note_synchronisation(
+    database: Database, principal: Principal, destination: Destination, access_id: int, done: Synchronised
+) -> None:
+    """Keep what came of a synchronisation, instead of the one before.
+
+    Raises ScopeForbidden for a class that is gone, or not the principal's to write.
+    """
+    async with database.transaction(principal, publish=destination.publishes) as session:
+        await session.run("note_synchronisation", asdict(done) | {"access_id": access_id})
+
+
+async def list_synchronisations(database: Database, principal: Principal) -> list[dict[str, Any]]:
+    """What came of the last synchronisation of each source that the principal sees."""
+    async with database.transaction(principal, read_only=True) as session:
+        return await session.rows("list_synchronisations", {})
+
+
 async def remove_document(
     database: Database, principal: Principal, document_id: UUID, *, reason: str, updated_at: datetime | None = None
 ) -> None:
@@ -386,9 +529,7 @@ async def remove_document(
     principal may read and not write; SourceOvertaken for one that was written since `updated_at`.
     """
     row = await read_document(database, principal, document_id)
-    destination = Destination(
-        scope=row["scope"], user_id=row["user_id"], project_id=row["project_id"], tags=tuple(row["tags"])
-    )
+    destination = _destination(row)
     source = {"source_type": row["source_type"], "source_id": row["source_id"]}
     async with database.transaction(principal, publish=destination.publishes) as session:
         await _lock(session, principal, destination, row["source_type"], row["source_id"])
@@ -399,9 +540,11 @@ async def remove_document(
         if updated_at is not None and present["updated_at"] != updated_at:
             raise SourceOvertaken()
         place = {"tenant_id": principal.tenant_id, "access_id": present["access_id"]}
-        if await session.row("delete_document", place | {"id": document_id}) is None:
+        removed = await session.row("delete_document", place | {"id": document_id})
+        if removed is None:
             raise ScopeForbidden()
         await session.run("bury_source", source | {"access_id": present["access_id"], "reason": reason})
+        await limits.charge(session, documents=-1, size=-removed["body_bytes"])
 
 
 async def _lock(
@@ -424,7 +567,7 @@ def lock_name(*named: str | int | None) -> str:
     return json.dumps(named)
 
 
-def _chunk_key(chunk: Chunk, token_counter: str) -> str:
+def chunk_key(chunk: Chunk, token_counter: str) -> str:
     """What has to be equal for a stored chunk to stay; the text that delete_chunks puts together as well."""
     parts = (chunk.hash, chunk.start, chunk.end, chunk.page_number, token_counter)
     return ":".join(str(part) for part in parts if part is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -25,7 +25,9 @@ from rag.errors import (
     DocumentNotFound,
     EmbeddingInvalid,
     InvalidInput,
+    QuotaExceeded,
     RAGServiceError,
+    ScopeForbidden,
     SourceInvalidated,
     SourceRetracted,
     first_of,
@@ -162,6 +164,10 @@ class Outcome:
     """Paths that are gone and whose documents stay: the source was empty."""
     failures: list[Failure] = field(default_factory=list)
     embedded: int = 0
+    full: str | None = None
+    """Which quota is full, when one is."""
+    waiting: list[str] = field(default_factory=list)
+    """Paths that were not taken in for lack of room."""
 
     @property
     def drift(self) -> int:
@@ -252,9 +258,31 @@ class Synchroniser:
                 outcome.kept, gone = sorted({str(row["path"]) for row in gone}), []
             outcome.gone = sorted({str(row["path"]) for row in gone})
             if not dry_run:
-                await self._write(spec, listing, tasks, principal, destination, outcome)
+                access_id = await store.find_class(self.database, principal, destination)
+                outcome.changes = []
+                left = await self._write(spec, listing, tasks, principal, destination, outcome)
                 await self._remove(gone, principal, outcome)
+                if left and gone:
+                    # What is gone has made room.
+                    outcome.full = None
+                    left = await self._write(spec, listing, left, principal, destination, outcome)
+                outcome.waiting = [task.wanted.path for task in left]
+                await self._note(principal, destination, access_id, outcome)
         return outcome
+
+    async def _note(self, principal: Principal, destination: Destination, access_id: int, outcome: Outcome) -> None:
+        done = store.Synchronised(
+            source=outcome.source,
+            version=outcome.version,
+            files=outcome.files,
+            written=len(outcome.changes),
+            removed=len(outcome.gone),
+            unchanged=outcome.unchanged,
+            failed=len(outcome.failures) + len(outcome.kept),
+        )
+        # The owner may have been erased meanwhile, and nothing of them is to come back.
+        with suppress(ScopeForbidden):
+            await store.note_synchronisation(self.database, principal, destination, access_id, done)
 
     async def _wanted(
         self, spec: SourceSpec, listing: Listing, outcome: Outcome
@@ -397,16 +425,21 @@ class Synchroniser:
         principal: Principal,
         destination: Destination,
         outcome: Outcome,
-    ) -> None:
+    ) -> list[_Task]:
+        """Write what has changed; what is left because a quota is full, from the first refusal on."""
         by_file: dict[str, list[_Task]] = defaultdict(list)
         for task in tasks:
             by_file[task.wanted.file.path].append(task)
         self.watcher.start(len(tasks), f"ingesting {spec.name}")
         turn = asyncio.Semaphore(PARALLEL_DOCUMENTS)
         failed: set[str] = set()
+        left: list[_Task] = []
 
         async def one(file_tasks: list[_Task]) -> None:
             async with turn:
+                if outcome.full is not None:
+                    left.extend(file_tasks)
+                    return
                 file = file_tasks[0].wanted.file
                 waiting = {task.wanted.part: task for task in file_tasks}
                 parts = self._sources(spec, listing, file)
@@ -414,10 +447,14 @@ class Synchroniser:
                     # Part by part, so that no more than one is in memory.
                     while (found := await asyncio.to_thread(next, parts, None)) is not None:
                         part, source = found
-                        task = waiting.pop(part, None)
-                        if task is not None:
-                            await self._ingest(task, source, principal, destination, outcome)
+                        if part in waiting:
+                            await self._ingest(waiting[part], source, principal, destination, outcome)
+                            del waiting[part]
                             self.watcher.step()
+                except QuotaExceeded as error:
+                    outcome.full = error.message
+                    left.extend(waiting.values())
+                    return
                 except (InvalidInput, EmbeddingInvalid, SourceInvalidated, SourceRetracted, OSError) as error:
                     # Of this file alone; what the database or the provider lacks, all others lack as well.
                     outcome.failures.append(_failure(file.path, error))
@@ -433,7 +470,9 @@ class Synchroniser:
                     group.create_task(one(file_tasks))
         except* RAGServiceError as errors:
             raise first_of(errors) from errors
-        outcome.changes = [task.change for task in tasks if task.wanted.file.path not in failed]
+        written = [task for task in tasks if task.wanted.file.path not in failed and task not in left]
+        outcome.changes += [task.change for task in written]
+        return [task for task in tasks if task in left]
 
     async def _ingest(
         self, task: _Task, source: Source, principal: Principal, destination: Destination, outcome: Outcome

@@ -29,7 +29,7 @@ from tests.lanes import Lanes, add_options, figure, scaled
 __all__ = ["figure", "scaled"]
 
 DIMENSIONS = 512
-LOGINS = ("rag_migrator", "rag_app", "rag_publisher", "rag_operator")
+LOGINS = ("rag_migrator", "rag_app", "rag_publisher", "rag_worker", "rag_operator")
 # The service's key in all test databases, and as RAG_SIGNING_KEY has it.
 SIGNER = Signer(key_id="test", secret=bytes(range(32)))
 SIGNING_KEY = f"test.{SIGNER.secret.hex()}"

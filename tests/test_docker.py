@@ -204,7 +204,7 @@ def test_readme_makes_all_secrets_and_nobody_else_can_read_them(env_file):
     assert made.keys() == set(re.findall(r"\$\{(\w+):\?", COMPOSE_TEXT))
     assert stat.S_IMODE(env_file.stat().st_mode) == 0o600
     passwords = [value for name, value in made.items() if name.endswith("PASSWORD")]
-    assert len(set(passwords)) == 4
+    assert len(set(passwords)) == 5
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords)
 
 
@@ -220,7 +220,12 @@ def test_readme_never_overwrites_the_secrets_of_a_running_system(env_file):
 
 # --- the first start of the database -------------------------------------------------------------
 
-PASSWORDS = {"MIGRATOR_PASSWORD": "aa11", "APP_PASSWORD": "bb22", "PUBLISHER_PASSWORD": "cc33"}
+PASSWORDS = {
+    "MIGRATOR_PASSWORD": "aa11",
+    "APP_PASSWORD": "bb22",
+    "PUBLISHER_PASSWORD": "cc33",
+    "WORKER_PASSWORD": "dd44",
+}
 
 
 @pytest.fixture

@@ -84,6 +84,8 @@ create table rag_documents (
     language text,
     title text not null,
     body text not null,
+    -- Kept, so that what goes can be counted without reading it.
+    body_bytes integer not null generated always as (octet_length(body)) stored,
     domain text,
     doc_type text,
     provenance_id text,
@@ -128,6 +130,7 @@ comment on column rag_documents.source_updated_at is 'When the source itself say
 comment on column rag_documents.language is 'ISO 639-1 code; chooses the text-search configuration; null when unknown';
 comment on column rag_documents.title is 'What a citation calls the document';
 comment on column rag_documents.body is 'The whole text; offsets of chunks count its characters';
+comment on column rag_documents.body_bytes is 'Size of the body in UTF-8; what a quota of bytes counts';
 comment on column rag_documents.domain is 'Subject area given by the caller';
 comment on column rag_documents.doc_type is 'Kind of document given by the caller';
 comment on column rag_documents.provenance_id is 'What the document was derived from';
@@ -154,8 +157,10 @@ create table rag_chunks (
     tenant_id text not null,
     language text,
     embedding_model text not null,
+    second_embedding_model text,
     tsv tsvector not null,
     embedding halfvec(:embedding_dimensions) not null,
+    second_embedding halfvec(:embedding_dimensions),
     chunk_hash text not null,
     token_counter text not null,
     section text,
@@ -173,12 +178,19 @@ create table rag_chunks (
     constraint rag_chunks_offsets check (start_offset >= 0 and end_offset > start_offset),
     constraint rag_chunks_lexemes check (lexeme_count >= 0),
     -- A zero vector has no direction: its cosine is NaN, and an index leaves it out without a word.
-    constraint rag_chunks_embedding check (l2_norm(embedding) > 0)
+    constraint rag_chunks_embedding check (
+        (embedding is null) = (embedding_model is null) and l2_norm(embedding) > 0
+    ),
+    -- As the one above word by word: when models change places, so do the names.
+    constraint rag_chunks_second_embedding check (
+        (second_embedding is null) = (second_embedding_model is null) and l2_norm(second_embedding) > 0
+    )
 );
 
 -- Read row by row during an exact scan, so both stay in the row: the vector as it is, the tsvector
 -- uncompressed as long as two rows fit on a page. The text is the first to move out.
 alter table rag_chunks alter column embedding set storage plain;
+alter table rag_chunks alter column second_embedding set storage plain;
 alter table rag_chunks alter column tsv set storage main;
 alter table rag_chunks set (toast_tuple_target = 4080);
 
@@ -205,6 +217,8 @@ comment on column rag_chunks.page_number is 'Page of the source, from 1; null wh
 comment on column rag_chunks.section is 'Path of headings, outermost first; null when there is none';
 comment on column rag_chunks.embedding is 'Unit vector of title, section and text; models of fewer dimensions are padded with zeros';
 comment on column rag_chunks.embedding_model is 'The model that made the embedding; vectors of different models are never compared';
+comment on column rag_chunks.second_embedding is 'The same of a second model, while one is added or kept; null where it has not been filled; no search reads it';
+comment on column rag_chunks.second_embedding_model is 'The model that made second_embedding, null where that is';
 comment on column rag_chunks.tsv is 'Lexemes of title, section and text in the configuration of the language';
 comment on column rag_chunks.lexeme_count is 'Occurrences of lexemes in tsv: the length that BM25 normalises by';
 comment on column rag_chunks.language is 'Language of the document';
@@ -338,6 +352,41 @@ comment on column rag_tombstones.updated_at is 'When it was last deleted, retrac
 comment on column rag_tombstones.retracted is 'Whether an ingest is refused until the source is reinstated, unless it names a higher generation';
 comment on column rag_tombstones.cascade_id is 'Of the last retraction, as in rag_retractions; null when it was deleted alone';
 comment on column rag_tombstones.removed_id is 'Id of the document that was last retracted; null when there was none';
+
+create table rag_synchronisations (
+    tenant_id text not null,
+    access_id bigint not null,
+    source text not null,
+    version text,
+    files integer not null,
+    written integer not null,
+    removed integer not null,
+    unchanged integer not null,
+    failed integer not null,
+    finished_at timestamptz not null default now(),
+    succeeded_at timestamptz,
+    constraint rag_synchronisations_pkey primary key (tenant_id, access_id, source),
+    constraint rag_synchronisations_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_synchronisations_source check (source ~ '^[a-z0-9][a-z0-9._-]{0,63}$'),
+    constraint rag_synchronisations_version check (length(version) between 1 and 128),
+    constraint rag_synchronisations_counts check (
+        files >= 0 and written >= 0 and removed >= 0 and unchanged >= 0 and failed >= 0
+    )
+);
+
+comment on table rag_synchronisations is 'What came of the last synchronisation of each source, in the class to which its documents go';
+comment on column rag_synchronisations.tenant_id is 'The tenant';
+comment on column rag_synchronisations.access_id is 'The access class of the source''s documents; decides who may see the row';
+comment on column rag_synchronisations.source is 'Name of the source, as in RAG_SOURCES';
+comment on column rag_synchronisations.version is 'Commit that was read; null for a directory';
+comment on column rag_synchronisations.files is 'Files that counted';
+comment on column rag_synchronisations.written is 'Documents that were written: new, changed, moved, or mended';
+comment on column rag_synchronisations.removed is 'Documents that were removed';
+comment on column rag_synchronisations.unchanged is 'Documents that were as they should be';
+comment on column rag_synchronisations.failed is 'Files that could not be taken in, and documents that stayed although they are gone';
+comment on column rag_synchronisations.finished_at is 'When the last one ended';
+comment on column rag_synchronisations.succeeded_at is 'When the last one ended that had no failures; null when none has';
 
 create table rag_erasures (
     tenant_id text not null,
@@ -544,6 +593,24 @@ comment on column rag_signing_keys.inner_pad is 'The secret, padded and combined
 comment on column rag_signing_keys.outer_pad is 'The secret, padded and combined with 0x5c (RFC 2104)';
 comment on column rag_signing_keys.created_at is 'When it was made';
 
+create table rag_models (
+    place text not null,
+    model_id text not null,
+    is_former boolean not null default false,
+    writes_paused_until timestamptz,
+    changed_at timestamptz not null default now(),
+    constraint rag_models_pkey primary key (place),
+    constraint rag_models_place check (place in ('active', 'second')),
+    constraint rag_models_id check (length(model_id) between 1 and 200)
+);
+
+comment on table rag_models is 'Which embedding models the two vector columns of rag_chunks are of; empty until a second one is added, and then binding: a service of another model is refused. Without a tenant: the columns are everybody''s';
+comment on column rag_models.place is 'active: embedding, which is searched; second: second_embedding';
+comment on column rag_models.model_id is 'The model, as in rag_chunks.embedding_model';
+comment on column rag_models.is_former is 'Whether the second model was active before, and is kept for a way back';
+comment on column rag_models.writes_paused_until is 'Until then new chunks are refused, so that the last vectors are filled and the models change places';
+comment on column rag_models.changed_at is 'When it took this place';
+
 create table rag_analysts (
     tenant_id text not null,
     role_name text not null,
@@ -669,6 +736,159 @@ comment on column rag_retractions.documents is 'Documents that were removed';
 comment on column rag_retractions.chunks is 'Their chunks';
 comment on column rag_retractions.created_at is 'When';
 
+create table rag_limits (
+    tenant_id text not null,
+    queries_per_minute integer,
+    query_burst integer,
+    ingests_per_minute integer,
+    ingest_burst integer,
+    documents bigint,
+    bytes bigint,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_limits_pkey primary key (tenant_id),
+    -- No tenant is called by the empty name.
+    constraint rag_limits_tenant check (length(tenant_id) <= 128),
+    constraint rag_limits_rates check (
+        queries_per_minute between 0 and 1000000 and ingests_per_minute between 0 and 1000000
+    ),
+    constraint rag_limits_bursts check (
+        query_burst between 1 and 1000000 and ingest_burst between 1 and 1000000
+        and (query_burst is null or queries_per_minute is not null)
+        and (ingest_burst is null or ingests_per_minute is not null)
+    ),
+    constraint rag_limits_quotas check (documents >= 0 and bytes >= 0)
+);
+
+comment on table rag_limits is 'How much tenants may ask and store, as operators say; null for no limit, and no row for none at all';
+comment on column rag_limits.tenant_id is 'The tenant; empty for those that have no row of their own';
+comment on column rag_limits.queries_per_minute is 'Questions a minute in the long run; 0 for none';
+comment on column rag_limits.query_burst is 'Questions that may come at once after a pause; null for those of a minute';
+comment on column rag_limits.ingests_per_minute is 'Documents a minute in the long run that may be sent; 0 for none';
+comment on column rag_limits.ingest_burst is 'Documents that may come at once after a pause; null for those of a minute';
+comment on column rag_limits.documents is 'Documents that may be stored';
+comment on column rag_limits.bytes is 'Sum of their bodies, in UTF-8';
+comment on column rag_limits.created_at is 'When a limit was first set';
+comment on column rag_limits.updated_at is 'When one was last set';
+
+-- Unlogged: a commit that writes nothing else waits for no disk. After a crash every bucket is full.
+-- Room on each page, so that a row that changes often stays where it is.
+create unlogged table rag_rate_buckets (
+    tenant_id text not null,
+    kind text not null,
+    tokens double precision not null,
+    refilled_at timestamptz not null,
+    constraint rag_rate_buckets_pkey primary key (tenant_id, kind),
+    constraint rag_rate_buckets_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_rate_buckets_kind check (kind in ('query', 'ingest')),
+    constraint rag_rate_buckets_tokens check (tokens between 0 and 1000000)
+) with (fillfactor = 50);
+
+comment on table rag_rate_buckets is 'What a tenant has left of its rates; a row once it has used one';
+comment on column rag_rate_buckets.tenant_id is 'The tenant';
+comment on column rag_rate_buckets.kind is 'query or ingest';
+comment on column rag_rate_buckets.tokens is 'Requests that were left at refilled_at';
+comment on column rag_rate_buckets.refilled_at is 'When the last one was granted, by the clock of the database';
+
+create table rag_usage (
+    tenant_id text not null,
+    slot smallint not null,
+    documents bigint not null,
+    bytes bigint not null,
+    constraint rag_usage_pkey primary key (tenant_id, slot),
+    constraint rag_usage_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_usage_slot check (slot between 0 and 15)
+) with (fillfactor = 50);
+
+comment on table rag_usage is 'How much a tenant has stored: the sum of its rows. Several, so that those who write at once do not wait for each other''s commit';
+comment on column rag_usage.tenant_id is 'The tenant';
+comment on column rag_usage.slot is 'Of the connection that wrote; says nothing else';
+comment on column rag_usage.documents is 'Documents that were added less those that were removed; below 0 where they were added through another slot';
+comment on column rag_usage.bytes is 'The same of the bytes of their bodies';
+
+create table rag_jobs (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    -- 0: a principal without a user.
+    user_id bigint not null,
+    project_id text,
+    tags text[] not null,
+    kind text not null,
+    status text not null,
+    reason text,
+    detail text,
+    attempts integer not null default 0,
+    losses integer not null default 0,
+    lock text,
+    queue_id bigint,
+    turn integer not null default 0,
+    claim uuid,
+    source_type text,
+    source_id text,
+    payload jsonb,
+    body text,
+    result jsonb,
+    request_key bytea,
+    request_digest bytea,
+    created_at timestamptz not null default now(),
+    started_at timestamptz,
+    due_at timestamptz,
+    finished_at timestamptz,
+    constraint rag_jobs_pkey primary key (tenant_id, id),
+    constraint rag_jobs_request unique (tenant_id, user_id, request_key),
+    constraint rag_jobs_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_jobs_status check (status in ('pending', 'processing', 'succeeded', 'failed', 'cancelled')),
+    constraint rag_jobs_kind check (length(kind) between 1 and 64),
+    constraint rag_jobs_claim check (claim is null or status = 'processing')
+);
+
+-- What a worker looks a job up by: it knows of no tenant.
+create index rag_jobs_queue on rag_jobs (queue_id) where status in ('pending', 'processing');
+create index rag_jobs_open on rag_jobs (tenant_id, turn) where status in ('pending', 'processing');
+create index rag_jobs_finished on rag_jobs (finished_at) where finished_at is not null;
+
+comment on table rag_jobs is 'What somebody asked for that a worker does later, or that had an idempotency key; the queue itself is schema jobs';
+comment on column rag_jobs.tenant_id is 'The tenant';
+comment on column rag_jobs.id is 'Random; what a caller asks for its status by';
+comment on column rag_jobs.user_id is 'The user who asked, and as whom it is done; 0 for a principal without one';
+comment on column rag_jobs.project_id is 'The project of the principal, * for all';
+comment on column rag_jobs.tags is 'The tags of the principal';
+comment on column rag_jobs.kind is 'What is to be done: ingest, …';
+comment on column rag_jobs.status is 'pending, processing, succeeded, failed (parked, with a reason) or cancelled';
+comment on column rag_jobs.reason is 'The code of the last error; null when there was none';
+comment on column rag_jobs.detail is 'The last error in words, as its requester would have been told';
+comment on column rag_jobs.attempts is 'How often a worker has begun it';
+comment on column rag_jobs.losses is 'How often a worker ended in the middle of it';
+comment on column rag_jobs.lock is 'Digest; jobs of one are done one after the other';
+comment on column rag_jobs.queue_id is 'Its number in the queue; null for a request that was answered at once';
+comment on column rag_jobs.turn is 'When it is its turn among those of all tenants; smaller is sooner';
+comment on column rag_jobs.claim is 'Whose it is: made anew each time a worker takes it';
+comment on column rag_jobs.source_type is 'The source that it is about';
+comment on column rag_jobs.source_id is 'The source that it is about';
+comment on column rag_jobs.payload is 'What is to be done, as its kind reads it; removed when it succeeded or was cancelled';
+comment on column rag_jobs.body is 'The document that was sent; removed with payload';
+comment on column rag_jobs.result is 'Ids and counts';
+comment on column rag_jobs.request_key is 'SHA-256 of the caller''s idempotency key; null without one, and once it has expired';
+comment on column rag_jobs.request_digest is 'SHA-256 of what was asked for';
+comment on column rag_jobs.created_at is 'When it was asked for';
+comment on column rag_jobs.started_at is 'When a worker last began it';
+comment on column rag_jobs.due_at is 'When it is tried again';
+comment on column rag_jobs.finished_at is 'When it succeeded, failed for good or was cancelled';
+
+create table rag_claims (
+    tenant_id text not null,
+    source_digest bytea not null,
+    token uuid not null,
+    expires_at timestamptz not null,
+    constraint rag_claims_pkey primary key (tenant_id, source_digest)
+);
+
+comment on table rag_claims is 'Sources that somebody is making searchable at this moment, for seconds';
+comment on column rag_claims.tenant_id is 'The tenant';
+comment on column rag_claims.source_digest is 'SHA-256 of owner, source type and source id';
+comment on column rag_claims.token is 'Whose claim it is';
+comment on column rag_claims.expires_at is 'When it ends by itself, unless it is renewed';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -682,25 +902,38 @@ begin
             ('rag_project_members', array['tenant_id', 'project_id']),
             ('rag_documents', array[
                 'tenant_id', 'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
-                'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
+                'provenance_id', 'task_id', 'metadata', 'tags', 'project_id', 'body_bytes'
             ]),
-            ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'second_embedding', 'token_counter']),
             ('rag_class_indexes', array['tenant_id']),
             ('rag_class_languages', array['tenant_id']),
             ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
             ('rag_calibrations', array['tenant_id']),
             ('rag_tombstones', array['tenant_id', 'source_digest', 'reason', 'cascade_id']),
+            ('rag_synchronisations', array['tenant_id', 'source', 'version']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
             ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text', 'route_tag']),
             ('rag_query_log_chunks', array['tenant_id']),
             ('rag_feedback', array['tenant_id']),
             ('rag_tags', array['tenant_id', 'name', 'owner_email']),
             ('rag_prompts', array['tenant_id', 'prompt']),
+            ('rag_models', array['model_id']),
             ('rag_signing_keys', array['key_id', 'inner_pad', 'outer_pad']),
             ('rag_analysts', array['tenant_id', 'role_name', 'tags', 'projects']),
             ('rag_service_keys', array['tenant_id', 'name', 'secret_sha256', 'tags', 'user_ids', 'project_ids']),
             ('rag_assertions', array['tenant_id', 'project_id', 'tags']),
-            ('rag_retractions', array['tenant_id', 'project_id', 'reason', 'cascade_id'])
+            ('rag_retractions', array['tenant_id', 'project_id', 'reason', 'cascade_id']),
+            ('rag_limits', array[
+                'tenant_id', 'queries_per_minute', 'query_burst', 'ingests_per_minute', 'ingest_burst', 'documents',
+                'bytes'
+            ]),
+            ('rag_rate_buckets', array['tenant_id', 'tokens', 'refilled_at']),
+            ('rag_usage', array['tenant_id', 'slot', 'documents', 'bytes']),
+            ('rag_jobs', array[
+                'tenant_id', 'project_id', 'tags', 'reason', 'detail', 'lock', 'source_id', 'payload', 'body', 'result',
+                'request_key', 'request_digest'
+            ]),
+            ('rag_claims', array['tenant_id', 'source_digest'])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop
@@ -708,6 +941,637 @@ begin
     end loop;
 end
 $$;
+-- The queue of jobs: schema `jobs`, which is procrastinate's own SQL (version 3.10.0, `procrastinate/sql/schema.sql`;
+-- MIT licence, © its contributors), with spaces for tabs; a test compares it with the package that is installed. It knows
+-- nothing of tenants and has no row security: what stands in it are ids of rag_jobs, digests and numbers. Nobody
+-- has a right to its tables but rag_queue, which owns its functions (36_jobs.sql, 60_grants.sql).
+
+set local search_path = jobs, pg_temp;
+
+-- Procrastinate Schema
+
+DO $$
+BEGIN
+    CREATE EXTENSION IF NOT EXISTS plpgsql WITH SCHEMA pg_catalog;
+EXCEPTION
+    WHEN OTHERS THEN
+        -- On managed PostgreSQL services (e.g. Azure Database for PostgreSQL, Amazon RDS,
+        -- Google Cloud SQL), CREATE EXTENSION may fail with various error codes:
+        -- insufficient_privilege, feature_not_supported, or provider-specific errors.
+        -- Before ignoring, verify the extension actually exists — if it does not exist
+        -- and cannot be created, re-raise so the failure is explicit.
+        IF EXISTS (SELECT 1 FROM pg_extension WHERE extname = 'plpgsql') THEN
+            RAISE NOTICE 'plpgsql extension already exists, skipping creation.';
+        ELSE
+            RAISE;
+        END IF;
+END;
+$$;
+
+-- Enums
+
+CREATE TYPE procrastinate_job_status AS ENUM (
+    'todo',  -- The job is queued
+    'doing',  -- The job has been fetched by a worker
+    'succeeded',  -- The job ended successfully
+    'failed',  -- The job ended with an error
+    'cancelled', -- The job was cancelled
+    'aborting',  -- legacy, not used anymore since v3.0.0
+    'aborted'  -- The job was aborted
+);
+
+CREATE TYPE procrastinate_job_event_type AS ENUM (
+    'deferred',  -- Job created, in todo
+    'started',  -- todo -> doing
+    'deferred_for_retry',  -- doing -> todo
+    'failed',  -- doing -> failed
+    'succeeded',  -- doing -> succeeded
+    'cancelled', -- todo -> cancelled
+    'abort_requested', -- not a state transition, but set in a separate field
+    'aborted', -- doing -> aborted (only allowed when abort_requested field is set)
+    'scheduled', -- not a state transition, but recording when a task is scheduled for
+    'retried' -- Manually retried failed job
+);
+
+-- Composite Types
+
+CREATE TYPE procrastinate_job_to_defer_v1 AS (
+    queue_name character varying,
+    task_name character varying,
+    priority integer,
+    lock text,
+    queueing_lock text,
+    args jsonb,
+    scheduled_at timestamp with time zone
+);
+
+-- Tables
+
+CREATE TABLE procrastinate_workers(
+    id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    last_heartbeat timestamp with time zone NOT NULL DEFAULT NOW()
+);
+
+CREATE TABLE procrastinate_jobs (
+    id bigserial PRIMARY KEY,
+    queue_name character varying(128) NOT NULL,
+    task_name character varying(128) NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    lock text,
+    queueing_lock text,
+    args jsonb DEFAULT '{}' NOT NULL,
+    status procrastinate_job_status DEFAULT 'todo'::procrastinate_job_status NOT NULL,
+    scheduled_at timestamp with time zone NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    abort_requested boolean DEFAULT false NOT NULL,
+    worker_id bigint REFERENCES procrastinate_workers(id) ON DELETE SET NULL,
+    CONSTRAINT check_not_todo_abort_requested CHECK (NOT (status = 'todo' AND abort_requested = true))
+);
+
+CREATE TABLE procrastinate_periodic_defers (
+    id bigserial PRIMARY KEY,
+    task_name character varying(128) NOT NULL,
+    defer_timestamp bigint,
+    job_id bigint REFERENCES procrastinate_jobs(id) NULL,
+    periodic_id character varying(128) NOT NULL DEFAULT '',
+    CONSTRAINT procrastinate_periodic_defers_unique UNIQUE (task_name, periodic_id, defer_timestamp)
+);
+
+CREATE TABLE procrastinate_events (
+    id bigserial PRIMARY KEY,
+    job_id bigint NOT NULL REFERENCES procrastinate_jobs ON DELETE CASCADE,
+    type procrastinate_job_event_type,
+    at timestamp with time zone DEFAULT NOW() NULL
+);
+
+-- Constraints & Indices
+
+-- this prevents from having several jobs with the same queueing lock in the "todo" state
+CREATE UNIQUE INDEX procrastinate_jobs_queueing_lock_idx_v1 ON procrastinate_jobs (queueing_lock) WHERE status = 'todo';
+-- this prevents from having several jobs with the same lock in the "doing" state
+CREATE UNIQUE INDEX procrastinate_jobs_lock_idx_v1 ON procrastinate_jobs (lock) WHERE status = 'doing';
+
+-- Index for select_stalled_jobs_by_heartbeat query
+CREATE INDEX idx_procrastinate_jobs_worker_not_null ON procrastinate_jobs(worker_id) WHERE worker_id IS NOT NULL AND status = 'doing'::procrastinate_job_status;
+
+CREATE INDEX procrastinate_jobs_queue_name_idx_v1 ON procrastinate_jobs(queue_name);
+CREATE INDEX procrastinate_jobs_id_lock_idx_v1 ON procrastinate_jobs (id, lock) WHERE status = ANY (ARRAY['todo'::procrastinate_job_status, 'doing'::procrastinate_job_status]);
+CREATE INDEX procrastinate_jobs_priority_idx_v1 ON procrastinate_jobs(priority desc, id asc) WHERE (status = 'todo'::procrastinate_job_status);
+
+CREATE INDEX procrastinate_events_job_id_fkey_v1 ON procrastinate_events(job_id);
+
+CREATE INDEX procrastinate_periodic_defers_job_id_fkey_v1 ON procrastinate_periodic_defers(job_id);
+
+CREATE INDEX idx_procrastinate_workers_last_heartbeat ON procrastinate_workers(last_heartbeat);
+
+-- Functions
+CREATE FUNCTION procrastinate_defer_jobs_v1(
+    jobs procrastinate_job_to_defer_v1[]
+)
+    RETURNS bigint[]
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    job_ids bigint[];
+BEGIN
+    WITH inserted_jobs AS (
+        INSERT INTO procrastinate_jobs (queue_name, task_name, priority, lock, queueing_lock, args, scheduled_at)
+        SELECT (job).queue_name,
+               (job).task_name,
+               (job).priority,
+               (job).lock,
+               (job).queueing_lock,
+               (job).args,
+               (job).scheduled_at
+        FROM unnest(jobs) AS job
+        RETURNING id
+    )
+    SELECT array_agg(id) FROM inserted_jobs INTO job_ids;
+
+    RETURN job_ids;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_defer_periodic_job_v2(
+    _queue_name character varying,
+    _lock character varying,
+    _queueing_lock character varying,
+    _task_name character varying,
+    _priority integer,
+    _periodic_id character varying,
+    _defer_timestamp bigint,
+    _args jsonb
+)
+    RETURNS bigint
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    _job_id bigint;
+    _defer_id bigint;
+BEGIN
+    INSERT
+        INTO procrastinate_periodic_defers (task_name, periodic_id, defer_timestamp)
+        VALUES (_task_name, _periodic_id, _defer_timestamp)
+        ON CONFLICT DO NOTHING
+        RETURNING id into _defer_id;
+
+    IF _defer_id IS NULL THEN
+        RETURN NULL;
+    END IF;
+
+    UPDATE procrastinate_periodic_defers
+        SET job_id = (
+            SELECT COALESCE((
+                SELECT unnest(procrastinate_defer_jobs_v1(
+                    ARRAY[
+                        ROW(
+                            _queue_name,
+                            _task_name,
+                            _priority,
+                            _lock,
+                            _queueing_lock,
+                            _args,
+                            NULL::timestamptz
+                        )
+                    ]::procrastinate_job_to_defer_v1[]
+                ))
+            ), NULL)
+        )
+        WHERE id = _defer_id
+        RETURNING job_id INTO _job_id;
+
+    DELETE
+        FROM procrastinate_periodic_defers
+        USING (
+            SELECT id
+            FROM procrastinate_periodic_defers
+            WHERE procrastinate_periodic_defers.task_name = _task_name
+            AND procrastinate_periodic_defers.periodic_id = _periodic_id
+            AND procrastinate_periodic_defers.defer_timestamp < _defer_timestamp
+            ORDER BY id
+            FOR UPDATE
+        ) to_delete
+        WHERE procrastinate_periodic_defers.id = to_delete.id;
+
+    RETURN _job_id;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_fetch_job_v2(
+    target_queue_names character varying[],
+    p_worker_id bigint
+)
+    RETURNS procrastinate_jobs
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    found_jobs procrastinate_jobs;
+BEGIN
+    WITH candidate AS (
+        SELECT jobs.*
+            FROM procrastinate_jobs AS jobs
+            WHERE
+                -- reject the job if its lock has earlier or higher priority jobs
+                NOT EXISTS (
+                    SELECT 1
+                        FROM procrastinate_jobs AS other_jobs
+                        WHERE
+                            jobs.lock IS NOT NULL
+                            AND other_jobs.lock = jobs.lock
+                            AND (
+                                -- job with same lock is already running
+                                other_jobs.status = 'doing'
+                                OR
+                                -- job with same lock is waiting and has higher priority (or same priority but was queued first)
+                                (
+                                    other_jobs.status = 'todo'
+                                    AND (
+                                        other_jobs.priority > jobs.priority
+                                        OR (
+                                        other_jobs.priority = jobs.priority
+                                        AND other_jobs.id < jobs.id
+                                        )
+                                    )
+                                )
+                            )
+                )
+                AND jobs.status = 'todo'
+                AND (target_queue_names IS NULL OR jobs.queue_name = ANY( target_queue_names ))
+                AND (jobs.scheduled_at IS NULL OR jobs.scheduled_at <= now())
+            ORDER BY jobs.priority DESC, jobs.id ASC LIMIT 1
+            FOR UPDATE OF jobs SKIP LOCKED
+    )
+    UPDATE procrastinate_jobs
+        SET status = 'doing', worker_id = p_worker_id
+        FROM candidate
+        WHERE procrastinate_jobs.id = candidate.id
+        RETURNING procrastinate_jobs.* INTO found_jobs;
+
+ RETURN found_jobs;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_finish_job_v1(job_id bigint, end_status procrastinate_job_status, delete_job boolean)
+    RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    _job_id bigint;
+BEGIN
+    IF end_status NOT IN ('succeeded', 'failed', 'aborted') THEN
+        RAISE 'End status should be either "succeeded", "failed" or "aborted" (job id: %)', job_id;
+    END IF;
+    IF delete_job THEN
+        DELETE FROM procrastinate_jobs
+        WHERE id = job_id AND status IN ('todo', 'doing')
+        RETURNING id INTO _job_id;
+    ELSE
+        UPDATE procrastinate_jobs
+        SET status = end_status,
+            abort_requested = false,
+            attempts = CASE status
+                WHEN 'doing' THEN attempts + 1 ELSE attempts
+            END
+        WHERE id = job_id AND status IN ('todo', 'doing')
+        RETURNING id INTO _job_id;
+    END IF;
+    IF _job_id IS NULL THEN
+        RAISE 'Job was not found or not in "doing" or "todo" status (job id: %)', job_id;
+    END IF;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_cancel_job_v1(job_id bigint, abort boolean, delete_job boolean)
+    RETURNS bigint
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    _job_id bigint;
+BEGIN
+    IF delete_job THEN
+        DELETE FROM procrastinate_jobs
+        WHERE id = job_id AND status = 'todo'
+        RETURNING id INTO _job_id;
+    END IF;
+    IF _job_id IS NULL THEN
+        IF abort THEN
+            UPDATE procrastinate_jobs
+            SET abort_requested = true,
+                status = CASE status
+                    WHEN 'todo' THEN 'cancelled'::procrastinate_job_status ELSE status
+                END
+            WHERE id = job_id AND status IN ('todo', 'doing')
+            RETURNING id INTO _job_id;
+        ELSE
+            UPDATE procrastinate_jobs
+            SET status = 'cancelled'::procrastinate_job_status
+            WHERE id = job_id AND status = 'todo'
+            RETURNING id INTO _job_id;
+        END IF;
+    END IF;
+    RETURN _job_id;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_retry_job_v1(
+    job_id bigint,
+    retry_at timestamp with time zone,
+    new_priority integer,
+    new_queue_name character varying,
+    new_lock character varying
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _job_id bigint;
+    _abort_requested boolean;
+BEGIN
+    SELECT abort_requested FROM procrastinate_jobs
+    WHERE id = job_id AND status = 'doing'
+    FOR UPDATE
+    INTO _abort_requested;
+    IF _abort_requested THEN
+        UPDATE procrastinate_jobs
+        SET status = 'failed'::procrastinate_job_status
+        WHERE id = job_id AND status = 'doing'
+        RETURNING id INTO _job_id;
+    ELSE
+        UPDATE procrastinate_jobs
+        SET status = 'todo'::procrastinate_job_status,
+            attempts = attempts + 1,
+            scheduled_at = retry_at,
+            priority = COALESCE(new_priority, priority),
+            queue_name = COALESCE(new_queue_name, queue_name),
+            lock = COALESCE(new_lock, lock)
+        WHERE id = job_id AND status = 'doing'
+        RETURNING id INTO _job_id;
+    END IF;
+
+    IF _job_id IS NULL THEN
+        RAISE 'Job was not found or not in "doing" status (job id: %)', job_id;
+    END IF;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_retry_job_v2(
+    job_id bigint,
+    retry_at timestamp with time zone,
+    new_priority integer,
+    new_queue_name character varying,
+    new_lock character varying
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _job_id bigint;
+    _abort_requested boolean;
+    _current_status procrastinate_job_status;
+BEGIN
+    SELECT status, abort_requested FROM procrastinate_jobs
+    WHERE id = job_id AND status IN ('doing', 'failed')
+    FOR UPDATE
+    INTO _current_status, _abort_requested;
+    IF _current_status = 'doing' AND _abort_requested THEN
+        UPDATE procrastinate_jobs
+        SET status = 'failed'::procrastinate_job_status
+        WHERE id = job_id AND status = 'doing'
+        RETURNING id INTO _job_id;
+    ELSE
+        UPDATE procrastinate_jobs
+        SET status = 'todo'::procrastinate_job_status,
+            attempts = attempts + 1,
+            scheduled_at = retry_at,
+            priority = COALESCE(new_priority, priority),
+            queue_name = COALESCE(new_queue_name, queue_name),
+            lock = COALESCE(new_lock, lock)
+        WHERE id = job_id AND status IN ('doing', 'failed')
+        RETURNING id INTO _job_id;
+    END IF;
+
+    IF _job_id IS NULL THEN
+        RAISE 'Job was not found or has an invalid status to retry (job id: %)', job_id;
+    END IF;
+
+END;
+$$;
+
+CREATE FUNCTION procrastinate_notify_queue_job_inserted_v1()
+    RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    payload TEXT;
+BEGIN
+    SELECT json_build_object('type', 'job_inserted', 'job_id', NEW.id)::text INTO payload;
+    PERFORM pg_notify('procrastinate_queue_v1#' || NEW.queue_name, payload);
+    PERFORM pg_notify('procrastinate_any_queue_v1', payload);
+    RETURN NEW;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_notify_queue_abort_job_v1()
+RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    payload TEXT;
+BEGIN
+    SELECT json_build_object('type', 'abort_job_requested', 'job_id', NEW.id)::text INTO payload;
+    PERFORM pg_notify('procrastinate_queue_v1#' || NEW.queue_name, payload);
+    PERFORM pg_notify('procrastinate_any_queue_v1', payload);
+    RETURN NEW;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_trigger_function_status_events_insert_v1()
+    RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO procrastinate_events(job_id, type)
+        VALUES (NEW.id, 'deferred'::procrastinate_job_event_type);
+    RETURN NEW;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_trigger_function_status_events_update_v1()
+    RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    WITH t AS (
+        SELECT CASE
+            WHEN OLD.status = 'todo'::procrastinate_job_status
+                AND NEW.status = 'doing'::procrastinate_job_status
+                THEN 'started'::procrastinate_job_event_type
+            WHEN OLD.status = 'doing'::procrastinate_job_status
+                AND NEW.status = 'todo'::procrastinate_job_status
+                THEN 'deferred_for_retry'::procrastinate_job_event_type
+            WHEN OLD.status = 'doing'::procrastinate_job_status
+                AND NEW.status = 'failed'::procrastinate_job_status
+                THEN 'failed'::procrastinate_job_event_type
+            WHEN OLD.status = 'doing'::procrastinate_job_status
+                AND NEW.status = 'succeeded'::procrastinate_job_status
+                THEN 'succeeded'::procrastinate_job_event_type
+            WHEN OLD.status = 'todo'::procrastinate_job_status
+                AND (
+                    NEW.status = 'cancelled'::procrastinate_job_status
+                    OR NEW.status = 'failed'::procrastinate_job_status
+                    OR NEW.status = 'succeeded'::procrastinate_job_status
+                )
+                THEN 'cancelled'::procrastinate_job_event_type
+            WHEN OLD.status = 'doing'::procrastinate_job_status
+                AND NEW.status = 'aborted'::procrastinate_job_status
+                THEN 'aborted'::procrastinate_job_event_type
+            WHEN OLD.status = 'failed'::procrastinate_job_status
+                AND NEW.status = 'todo'::procrastinate_job_status
+                THEN 'retried'::procrastinate_job_event_type
+            ELSE NULL
+        END as event_type
+    )
+    INSERT INTO procrastinate_events(job_id, type)
+        SELECT NEW.id, t.event_type
+        FROM t
+        WHERE t.event_type IS NOT NULL;
+    RETURN NEW;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_trigger_function_scheduled_events_v1()
+    RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO procrastinate_events(job_id, type, at)
+        VALUES (NEW.id, 'scheduled'::procrastinate_job_event_type, NEW.scheduled_at);
+
+    RETURN NEW;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_trigger_abort_requested_events_procedure_v1()
+    RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO procrastinate_events(job_id, type)
+        VALUES (NEW.id, 'abort_requested'::procrastinate_job_event_type);
+    RETURN NEW;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_unlink_periodic_defers_v1()
+    RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    UPDATE procrastinate_periodic_defers
+    SET job_id = NULL
+    WHERE job_id = OLD.id;
+    RETURN OLD;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_register_worker_v1()
+    RETURNS TABLE(worker_id bigint)
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY
+    INSERT INTO procrastinate_workers DEFAULT VALUES
+    RETURNING procrastinate_workers.id;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_unregister_worker_v1(worker_id bigint)
+    RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    DELETE FROM procrastinate_workers
+    WHERE id = worker_id;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_update_heartbeat_v1(worker_id bigint)
+    RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    UPDATE procrastinate_workers
+    SET last_heartbeat = NOW()
+    WHERE id = worker_id;
+END;
+$$;
+
+CREATE FUNCTION procrastinate_prune_stalled_workers_v1(seconds_since_heartbeat float)
+    RETURNS TABLE(worker_id bigint)
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY
+    DELETE FROM procrastinate_workers
+    WHERE last_heartbeat < NOW() - (seconds_since_heartbeat || 'SECOND')::INTERVAL
+    RETURNING procrastinate_workers.id;
+END;
+$$;
+
+-- Triggers
+
+CREATE TRIGGER procrastinate_jobs_notify_queue_job_inserted_v1
+    AFTER INSERT ON procrastinate_jobs
+    FOR EACH ROW WHEN ((new.status = 'todo'::procrastinate_job_status))
+    EXECUTE PROCEDURE procrastinate_notify_queue_job_inserted_v1();
+
+CREATE TRIGGER procrastinate_jobs_notify_queue_job_aborted_v1
+    AFTER UPDATE OF abort_requested ON procrastinate_jobs
+    FOR EACH ROW WHEN ((old.abort_requested = false AND new.abort_requested = true AND new.status = 'doing'::procrastinate_job_status))
+    EXECUTE PROCEDURE procrastinate_notify_queue_abort_job_v1();
+
+CREATE TRIGGER procrastinate_trigger_status_events_update_v1
+    AFTER UPDATE OF status ON procrastinate_jobs
+    FOR EACH ROW
+    EXECUTE PROCEDURE procrastinate_trigger_function_status_events_update_v1();
+
+CREATE TRIGGER procrastinate_trigger_status_events_insert_v1
+    AFTER INSERT ON procrastinate_jobs
+    FOR EACH ROW WHEN ((new.status = 'todo'::procrastinate_job_status))
+    EXECUTE PROCEDURE procrastinate_trigger_function_status_events_insert_v1();
+
+CREATE TRIGGER procrastinate_trigger_scheduled_events_v1
+    AFTER UPDATE OR INSERT ON procrastinate_jobs
+    FOR EACH ROW WHEN ((new.scheduled_at IS NOT NULL AND new.status = 'todo'::procrastinate_job_status))
+    EXECUTE PROCEDURE procrastinate_trigger_function_scheduled_events_v1();
+
+CREATE TRIGGER procrastinate_trigger_abort_requested_events_v1
+    AFTER UPDATE OF abort_requested ON procrastinate_jobs
+    FOR EACH ROW WHEN ((new.abort_requested = true))
+    EXECUTE PROCEDURE procrastinate_trigger_abort_requested_events_procedure_v1();
+
+CREATE TRIGGER procrastinate_trigger_delete_jobs_v1
+    BEFORE DELETE ON procrastinate_jobs
+    FOR EACH ROW EXECUTE PROCEDURE procrastinate_unlink_periodic_defers_v1();
+
+set local search_path = rag, pg_temp;
+
+-- Called by a login that may touch no table of it; and found whatever the search path of the caller.
+do $$
+declare
+    found record;
+begin
+    for found in
+        select cast(cast(process.oid as regprocedure) as text) as signature, type.typname
+        from pg_proc as process
+        join pg_type as type on type.oid = process.prorettype
+        where process.pronamespace = to_regnamespace('jobs')
+    loop
+        execute format('alter function %s set search_path = jobs, pg_temp', found.signature);
+        execute format('alter function %s security definer', found.signature);
+    end loop;
+end
+$$;
+
+-- Nothing of it is to be found by anybody who may not.
+comment on table jobs.procrastinate_jobs is 'The queue: a job that waits or is being done; what it is about stands in rag.rag_jobs';
+comment on table jobs.procrastinate_workers is 'Workers and when each last said that it is there';
+comment on table jobs.procrastinate_events is 'What became of a job and when; goes with the job';
+comment on table jobs.procrastinate_periodic_defers is 'Jobs that repeat; there are none';
 -- Who is asking, and which access classes are theirs. `my_principal` is the only place where the
 -- session variables are read, `begin_as` the only place where they are set.
 
@@ -767,7 +1631,7 @@ declare
     project constant text := coalesce(current_setting('app.project_id', true), '');
     tag_list constant text := current_setting('app.tags', true);
 begin
-    if session_user in ('rag_app', 'rag_publisher') then
+    if session_user in ('rag_app', 'rag_publisher', 'rag_worker') then
         -- Malformed is nobody, without an error. The list of tags is checked by a pattern and not by
         -- `is json`, which runs out of stack on deep nesting and lets through escapes that jsonb
         -- refuses with an error.
@@ -1227,6 +2091,20 @@ end
 $$;
 
 comment on function load_service_keys(text) is 'The service keys that are valid now, for a login that proves with a signature over its name and the word service_keys that it is the service; raises 28000 otherwise';
+
+create function proof_holds(purpose text, proof text)
+returns boolean
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return signature_holds(array[cast(session_user as text), proof_holds.purpose], proof_holds.proof);
+end
+$$;
+
+comment on function proof_holds(text, text) is 'Whether the login proves, with a signature over its name and this word, that it is the service';
 -- Row security. Forced, so that it binds the owner as well; one policy for each command and role;
 -- a restrictive policy on each table that no later permissive one can widen across tenants.
 -- `(select …)` is evaluated once per statement, not once per row.
@@ -1239,7 +2117,9 @@ begin
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
         'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
-        'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions'
+        'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions',
+        'rag_limits', 'rag_rate_buckets', 'rag_usage', 'rag_models', 'rag_jobs', 'rag_claims',
+        'rag_synchronisations'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -1310,10 +2190,11 @@ begin
         from (values
             ('rag_project_members', 'rag_principal', array['select', 'insert', 'update', 'delete']),
             ('rag_documents', 'rag_principal', array['select']),
-            ('rag_documents', 'rag_app, rag_publisher', array['select', 'insert', 'update', 'delete']),
+            ('rag_documents', 'rag_app, rag_publisher, rag_worker', array['select', 'insert', 'update', 'delete']),
             ('rag_chunks', 'rag_principal', array['select']),
-            ('rag_chunks', 'rag_app, rag_publisher', array['select', 'insert', 'delete']),
+            ('rag_chunks', 'rag_app, rag_publisher, rag_worker', array['select', 'insert', 'delete']),
             ('rag_tombstones', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_synchronisations', 'rag_principal', array['select', 'insert', 'update']),
             ('rag_query_logs', 'rag_principal', array['select']),
             ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
             ('rag_query_log_chunks', 'rag_principal', array['select']),
@@ -1321,6 +2202,8 @@ begin
             ('rag_feedback', 'rag_principal', array['select', 'insert', 'update']),
             ('rag_tags', 'rag_principal', array['select']),
             ('rag_prompts', 'rag_principal', array['select']),
+            ('rag_jobs', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_claims', 'rag_principal', array['select', 'insert', 'update', 'delete']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
             ('rag_assertions', 'rag_app, rag_publisher', array['insert']),
             ('rag_retractions', 'rag_app, rag_publisher', array['insert'])
@@ -1391,12 +2274,12 @@ comment on policy operate_members_delete on rag_project_members is 'Operators en
 
 -- Documents.
 create policy read_documents on rag_documents
-for select to rag_app, rag_publisher, rag_principal
+for select to rag_app, rag_publisher, rag_worker, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_documents on rag_documents is 'Documents of the classes that the principal may read';
 
 create policy add_documents on rag_documents
-for insert to rag_app, rag_publisher
+for insert to rag_app, rag_publisher, rag_worker
 with check (
     access_id = any((select my_writable_access_ids())::bigint[])
     -- What people read of scope, owner and tags must not lie.
@@ -1405,29 +2288,29 @@ with check (
 comment on policy add_documents on rag_documents is 'Documents of the classes that the principal may write, with the scope, owner and tags of their class';
 
 create policy change_documents on rag_documents
-for update to rag_app, rag_publisher
+for update to rag_app, rag_publisher, rag_worker
 using (access_id = any((select my_writable_access_ids())::bigint[]))
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy change_documents on rag_documents is 'Documents of the classes that the principal may write';
 
 create policy remove_documents on rag_documents
-for delete to rag_app, rag_publisher
+for delete to rag_app, rag_publisher, rag_worker
 using (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy remove_documents on rag_documents is 'Documents of the classes that the principal may write';
 
 -- Chunks. They are replaced, never updated.
 create policy read_chunks on rag_chunks
-for select to rag_app, rag_publisher, rag_principal
+for select to rag_app, rag_publisher, rag_worker, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_chunks on rag_chunks is 'Chunks of the classes that the principal may read';
 
 create policy add_chunks on rag_chunks
-for insert to rag_app, rag_publisher
+for insert to rag_app, rag_publisher, rag_worker
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy add_chunks on rag_chunks is 'Chunks of the classes that the principal may write';
 
 create policy remove_chunks on rag_chunks
-for delete to rag_app, rag_publisher
+for delete to rag_app, rag_publisher, rag_worker
 using (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy remove_chunks on rag_chunks is 'Chunks of the classes that the principal may write';
 
@@ -1447,6 +2330,23 @@ for update to rag_principal
 using (access_id = any((select my_writable_access_ids())::bigint[]))
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy raise_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may write';
+
+-- What came of synchronisations.
+create policy read_synchronisations on rag_synchronisations
+for select to rag_principal
+using (access_id = any((select my_access_ids())::bigint[]));
+comment on policy read_synchronisations on rag_synchronisations is 'Sources whose documents are of classes that the principal may read';
+
+create policy add_synchronisations on rag_synchronisations
+for insert to rag_principal
+with check (access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy add_synchronisations on rag_synchronisations is 'Sources whose documents are of classes that the principal may write';
+
+create policy change_synchronisations on rag_synchronisations
+for update to rag_principal
+using (access_id = any((select my_writable_access_ids())::bigint[]))
+with check (access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy change_synchronisations on rag_synchronisations is 'Sources whose documents are of classes that the principal may write';
 
 create policy count_erasures on rag_erasures
 for select to rag_principal
@@ -1525,6 +2425,44 @@ for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_retractions on rag_retractions is 'Who retracts, written as that principal';
 
+-- Jobs: each principal's own. What a worker is handed, take_job() hands it.
+do $$
+declare
+    allowed record;
+    own constant text := 'user_id = coalesce((select my_user_id()), 0) and not (select i_am_analyst())';
+begin
+    for allowed in
+        select *
+        from (values
+            ('rag_jobs', 'read_jobs', 'rag_principal', 'select', own, 'The principal''s own jobs'),
+            ('rag_jobs', 'add_jobs', 'rag_principal', 'insert', own, 'The principal''s own jobs'),
+            ('rag_jobs', 'change_jobs', 'rag_principal', 'update', own, 'The principal''s own jobs'),
+            ('rag_jobs', 'work_jobs_select', 'rag_queue', 'select', 'true', 'The functions of workers, in every tenant'),
+            ('rag_jobs', 'work_jobs_update', 'rag_queue', 'update', 'true', 'The functions of workers, in every tenant'),
+            ('rag_jobs', 'work_jobs_delete', 'rag_queue', 'delete', 'true', 'expire_jobs() removes what ended long ago'),
+            ('rag_claims', 'expire_claims_select', 'rag_queue', 'select', 'true', 'expire_jobs() removes what ran out'),
+            ('rag_claims', 'expire_claims_delete', 'rag_queue', 'delete', 'true', 'expire_jobs() removes what ran out'),
+            -- A claim is a digest; claim_source() makes it of a class that the principal may write.
+            ('rag_claims', 'see_claims', 'rag_principal', 'select', 'true', 'claim_source() and its siblings; digests only'),
+            ('rag_claims', 'add_claims', 'rag_principal', 'insert', 'true', 'claim_source(), of classes that the principal may write'),
+            ('rag_claims', 'change_claims', 'rag_principal', 'update', 'true', 'claim_source() and renew_claim(); digests only'),
+            ('rag_claims', 'end_claims', 'rag_principal', 'delete', 'true', 'release_claim(), by whose it is')
+        ) as granted (table_name, policy_name, role_name, command, condition, remark)
+    loop
+        execute format(
+            'create policy %I on %I for %s to %I %s %s',
+            allowed.policy_name,
+            allowed.table_name,
+            allowed.command,
+            allowed.role_name,
+            case when allowed.command <> 'insert' then format('using (%s)', allowed.condition) end,
+            case when allowed.command in ('insert', 'update') then format('with check (%s)', allowed.condition) end
+        );
+        execute format('comment on policy %I on %I is %L', allowed.policy_name, allowed.table_name, allowed.remark);
+    end loop;
+end
+$$;
+
 -- Operators, in every tenant: keys, analysts, calibrations, owners of tags, prompts and the record of what was
 -- done; never a document.
 do $$
@@ -1539,6 +2477,8 @@ begin
             ('rag_calibrations', array['select', 'insert', 'update', 'delete']),
             ('rag_tags', array['select', 'insert', 'update', 'delete']),
             ('rag_prompts', array['select', 'insert', 'update', 'delete']),
+            ('rag_limits', array['select', 'insert', 'update', 'delete']),
+            ('rag_usage', array['select']),
             ('rag_assertions', array['select']),
             ('rag_retractions', array['select']),
             ('rag_erasures', array['select'])
@@ -1574,6 +2514,7 @@ begin
             ('rag_documents', array['select', 'delete']),
             ('rag_chunks', array['select']),
             ('rag_tombstones', array['select', 'delete']),
+            ('rag_synchronisations', array['select', 'delete']),
             ('rag_erasures', array['select', 'insert', 'delete']),
             ('rag_query_logs', array['select', 'delete']),
             ('rag_query_log_chunks', array['select', 'delete']),
@@ -1584,8 +2525,13 @@ begin
             ('rag_feedback', array['select', 'delete']),
             ('rag_tags', array['select', 'delete']),
             ('rag_prompts', array['select', 'delete']),
+            ('rag_limits', array['select', 'delete']),
+            ('rag_rate_buckets', array['select', 'delete']),
+            ('rag_usage', array['select', 'insert', 'update', 'delete']),
             ('rag_assertions', array['select', 'delete']),
-            ('rag_retractions', array['select', 'delete'])
+            ('rag_retractions', array['select', 'delete']),
+            ('rag_jobs', array['select', 'delete']),
+            ('rag_claims', array['select', 'delete'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
     loop
@@ -1633,6 +2579,95 @@ begin
             'comment on policy %I on %I is %L',
             'measure_' || allowed.command, allowed.table_name,
             'The functions of rag maintain, and the search, which looks up classes of the principal only'
+        );
+    end loop;
+end
+$$;
+
+-- Limits: what functions on the path of every request look up and count, for the principal's tenant.
+create policy find_limits on rag_limits
+for select to rag_search
+using (true);
+comment on policy find_limits on rag_limits is 'limits_of(), which its callers ask about the principal''s tenant';
+
+do $$
+declare
+    table_name text;
+begin
+    foreach table_name in array array['rag_rate_buckets', 'rag_usage']
+    loop
+        execute format('create policy count_select on %I for select to rag_search using (true)', table_name);
+        execute format('create policy count_insert on %I for insert to rag_search with check (true)', table_name);
+        execute format(
+            'create policy count_update on %I for update to rag_search using (true) with check (true)', table_name
+        );
+        for command in 1..3 loop
+            execute format(
+                'comment on policy %I on %I is %L',
+                (array['count_select', 'count_insert', 'count_update'])[command],
+                table_name,
+                'take_token() and charge_quota(), for the principal''s tenant'
+            );
+        end loop;
+    end loop;
+end
+$$;
+
+-- A change of the embedding model. Whoever fills the second column reads texts of all tenants: only through functions
+-- that the owner alone may call, and only as long as there is a second model.
+create policy read_models on rag_models
+for select to rag_principal
+using (true);
+comment on policy read_models on rag_models is 'active_model() and check_model(); which model is used is no secret';
+
+create policy fill_classes on rag_access_classes
+for select to rag_embedder
+using (true);
+comment on policy fill_classes on rag_access_classes is 'chunks_to_fill() goes from class to class; numbers alone are granted';
+
+create policy fill_documents on rag_documents
+for select to rag_embedder
+using (exists (select from rag_models as model where model.place = 'second'));
+comment on policy fill_documents on rag_documents is 'chunks_to_fill() gives out titles while there is a second model';
+
+create policy fill_chunks_select on rag_chunks
+for select to rag_embedder
+using (exists (select from rag_models as model where model.place = 'second'));
+comment on policy fill_chunks_select on rag_chunks is 'chunks_to_fill() gives out texts while there is a second model';
+
+create policy fill_chunks_update on rag_chunks
+for update to rag_embedder
+using (exists (select from rag_models as model where model.place = 'second'))
+with check (exists (select from rag_models as model where model.place = 'second'));
+comment on policy fill_chunks_update on rag_chunks is 'fill_vectors() writes the second vector, and no other column';
+
+create policy fill_class_indexes_select on rag_class_indexes
+for select to rag_embedder
+using (true);
+comment on policy fill_class_indexes_select on rag_class_indexes is 'large_classes() lists those that need an index of the second model';
+
+create policy fill_class_indexes_update on rag_class_indexes
+for update to rag_embedder
+using (true)
+with check (true);
+comment on policy fill_class_indexes_update on rag_class_indexes is 'set_models() notes the size of the other model''s indexes';
+
+do $$
+declare
+    command text;
+begin
+    foreach command in array array['select', 'insert', 'update', 'delete']
+    loop
+        execute format(
+            'create policy %I on rag_models for %s to rag_embedder %s %s',
+            'change_models_' || command,
+            command,
+            case when command <> 'insert' then 'using (true)' end,
+            case when command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on rag_models is %L',
+            'change_models_' || command, 'The functions of rag models, which the owner alone may call'
         );
     end loop;
 end
@@ -1870,7 +2905,8 @@ create function find_source(
 )
 returns table (id uuid, document_access_id bigint, source_hash text, updated_at timestamptz, generation bigint)
 language plpgsql
-stable
+-- It changes nothing, and has to see what the same statement did before: a class that was made, another's commit.
+volatile
 security definer
 set search_path = rag, pg_temp
 as $$
@@ -2513,6 +3549,680 @@ end
 $$;
 
 comment on function unshare_project(text, bigint) is 'Ends the sharing of the principal''s own project with a user; false when it was not shared with them';
+
+create function note_synchronisation(
+    access_id bigint, source text, version text, files integer, written integer, removed integer, unchanged integer,
+    failed integer
+)
+returns timestamptz
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    ended constant timestamptz := clock_timestamp();
+    succeeded timestamptz;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    insert into rag_synchronisations as last (
+        tenant_id, access_id, source, version, files, written, removed, unchanged, failed, finished_at, succeeded_at
+    )
+    values (
+        tenant,
+        note_synchronisation.access_id,
+        note_synchronisation.source,
+        note_synchronisation.version,
+        note_synchronisation.files,
+        note_synchronisation.written,
+        note_synchronisation.removed,
+        note_synchronisation.unchanged,
+        note_synchronisation.failed,
+        ended,
+        case note_synchronisation.failed when 0 then ended end
+    )
+    on conflict (tenant_id, access_id, source) do update
+    set version = excluded.version,
+        files = excluded.files,
+        written = excluded.written,
+        removed = excluded.removed,
+        unchanged = excluded.unchanged,
+        failed = excluded.failed,
+        finished_at = excluded.finished_at,
+        succeeded_at = coalesce(excluded.succeeded_at, last.succeeded_at)
+    returning last.succeeded_at into succeeded;
+    return succeeded;
+end
+$$;
+
+comment on function note_synchronisation(bigint, text, text, integer, integer, integer, integer, integer) is 'Keeps what came of a synchronisation, instead of the one before; returns when the last one ended that had no failures. Raises 42501 for a class that the principal may not write, as for one that is gone';
+
+create function my_synchronisations()
+returns table (
+    scope text, user_id bigint, project_id text, tags text[], source text, version text, files integer,
+    written integer, removed integer, unchanged integer, failed integer, finished_at timestamptz,
+    succeeded_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    -- A source whose tags were changed has a row in its former class as well.
+    select distinct on (class.scope, class.user_id, class.project_id, last.source)
+        class.scope, class.user_id, class.project_id, class.tags, last.source, last.version, last.files,
+        last.written, last.removed, last.unchanged, last.failed, last.finished_at, last.succeeded_at
+    from my_classes() as class
+    cross join lateral (
+        select
+            run.source, run.version, run.files, run.written, run.removed, run.unchanged, run.failed,
+            run.finished_at, run.succeeded_at
+        from rag_synchronisations as run
+        where run.tenant_id = class.tenant_id
+            and run.access_id = class.access_id
+        offset 0
+    ) as last
+    order by class.scope, class.user_id, class.project_id, last.source, last.finished_at desc;
+end
+$$;
+
+comment on function my_synchronisations() is 'What came of the last synchronisation of each source whose documents the principal may read, one row for each source and owner';
+-- Jobs: what somebody has asked for and a worker does later, as that principal. rag_jobs says what and for whom, under
+-- row security; the queue (12_queue.sql) holds ids alone. And claims: who is making a source searchable just now.
+
+-- --- the queue, as rag_queue ---------------------------------------------------------------------
+
+create function push_job(tenant_id text, id uuid, kind text, lock text, max_waiting integer)
+returns table (queue_id bigint, turn integer)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    waiting bigint;
+    latest integer;
+    present integer;
+begin
+    -- One after the other within a tenant, so that the limit holds exactly and each gets a turn of its own.
+    perform pg_advisory_xact_lock(hashtextextended('palisade jobs of ' || push_job.tenant_id, 0));
+    select count(*), max(job.turn) into waiting, latest
+    from rag_jobs as job
+    where job.tenant_id = push_job.tenant_id
+        and job.status in ('pending', 'processing');
+    if push_job.max_waiting is not null and waiting >= push_job.max_waiting then
+        return;
+    end if;
+    -- Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a tenant's jobs take turns one by one, from where
+    -- the queue is now. Who has queued a thousand waits for them; who comes with one is next.
+    select coalesce(
+        (
+            select -queued.priority
+            from jobs.procrastinate_jobs as queued
+            where queued.status = 'todo'
+                and (queued.scheduled_at is null or queued.scheduled_at <= now())
+            order by queued.priority desc, queued.id
+            limit 1
+        ),
+        (select max(-queued.priority) from jobs.procrastinate_jobs as queued where queued.status = 'doing'),
+        0
+    ) into present;
+    turn := greatest(present, coalesce(latest + 1, 0));
+    queue_id := (
+        jobs.procrastinate_defer_jobs_v1(array[cast(row(
+            'rag', push_job.kind, -turn, push_job.lock, null, jsonb_build_object('id', push_job.id), null
+        ) as jobs.procrastinate_job_to_defer_v1)])
+    )[1];
+    return next;
+end
+$$;
+
+comment on function push_job(text, uuid, text, text, integer) is 'Puts a job into the queue at its tenant''s next turn, within the transaction; no row when max_waiting jobs of the tenant wait or are being done. For enqueue_job() and resubmit_jobs()';
+
+create function drop_queued(queue_ids bigint[])
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    delete from jobs.procrastinate_jobs as queued
+    where queued.id = any(drop_queued.queue_ids) and queued.status = 'todo';
+    -- What is being done is told to end, and its worker removes it. Until then it names nothing.
+    update jobs.procrastinate_jobs as queued
+    set lock = null, args = '{}', abort_requested = true
+    where queued.id = any(drop_queued.queue_ids) and queued.status = 'doing';
+end
+$$;
+
+comment on function drop_queued(bigint[]) is 'Takes jobs out of the queue; those that are being done are told to end. For cancel_my_job(), cancel_jobs() and forget()';
+
+create function take_job(id uuid, queue_id bigint, proof text)
+returns table (
+    tenant_id text, user_id bigint, project_id text, tags text[], kind text, payload jsonb, body text,
+    attempts integer, claim uuid
+)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    -- It hands out what tenants sent: the password of the worker alone does not open it.
+    if not proof_holds('jobs', take_job.proof) then
+        raise exception 'the proof does not hold' using errcode = 'invalid_authorization_specification';
+    end if;
+    return query
+    update rag_jobs as job
+    set status = 'processing',
+        attempts = job.attempts + 1,
+        claim = gen_random_uuid(),
+        started_at = now(),
+        due_at = null
+    from jobs.procrastinate_jobs as queued
+    where job.id = take_job.id
+        and job.queue_id = take_job.queue_id
+        and job.status in ('pending', 'processing')
+        and queued.id = job.queue_id
+        and queued.status = 'doing'
+        and not queued.abort_requested
+    returning
+        job.tenant_id, nullif(job.user_id, 0), job.project_id, job.tags, job.kind, job.payload, job.body,
+        job.attempts, job.claim;
+end
+$$;
+
+comment on function take_job(uuid, bigint, text) is 'What a worker has to do, and as whom: of the one job that the queue has just given out. Whoever took it before has lost it. No row when it is done, cancelled or erased; raises 28000 without a proof that the worker itself asks';
+
+create function return_job(
+    id uuid, claim uuid, reason text, detail text, due_in interval, counted boolean, proof text
+)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    if not proof_holds('jobs', return_job.proof) then
+        raise exception 'the proof does not hold' using errcode = 'invalid_authorization_specification';
+    end if;
+    update rag_jobs as job
+    set status = case when return_job.due_in is null then 'failed' else 'pending' end,
+        reason = return_job.reason,
+        detail = return_job.detail,
+        attempts = job.attempts - case when return_job.counted then 0 else 1 end,
+        claim = null,
+        due_at = now() + return_job.due_in,
+        finished_at = case when return_job.due_in is null then now() end
+    where job.id = return_job.id
+        and job.claim = return_job.claim
+        and job.status = 'processing';
+    return found;
+end
+$$;
+
+comment on function return_job(uuid, uuid, text, text, interval, boolean, text) is 'Gives a job back that came to nothing: to be tried again after due_in, or with due_in null for good, for the reason given; false when it was no longer this worker''s';
+
+create function recover_jobs(stalled_after interval, max_losses integer)
+returns table (recovered bigint, parked bigint)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    stalled record;
+begin
+    recovered := 0;
+    parked := 0;
+    for stalled in
+        select queued.id as queue_id
+        from jobs.procrastinate_jobs as queued
+        left join jobs.procrastinate_workers as worker on worker.id = queued.worker_id
+        where queued.status = 'doing'
+            and (worker.id is null or worker.last_heartbeat < now() - recover_jobs.stalled_after)
+        order by queued.id
+        for update of queued skip locked
+    loop
+        -- One that ends its worker each time would end them all.
+        update rag_jobs as job
+        set losses = job.losses + 1,
+            claim = null,
+            status = case when job.losses + 1 >= recover_jobs.max_losses then 'failed' else 'pending' end,
+            reason = 'worker_lost',
+            detail = 'The worker ended while it did this job.',
+            finished_at = case when job.losses + 1 >= recover_jobs.max_losses then now() end
+        where job.queue_id = stalled.queue_id
+            and job.status in ('pending', 'processing');
+        if exists (
+            select from rag_jobs as job where job.queue_id = stalled.queue_id and job.status = 'pending'
+        ) then
+            update jobs.procrastinate_jobs as queued
+            set abort_requested = false
+            where queued.id = stalled.queue_id and queued.abort_requested;
+            perform jobs.procrastinate_retry_job_v2(stalled.queue_id, now(), null, null, null);
+            recovered := recovered + 1;
+        else
+            delete from jobs.procrastinate_jobs as queued where queued.id = stalled.queue_id;
+            parked := parked + 1;
+        end if;
+    end loop;
+    delete from jobs.procrastinate_workers as worker
+    where worker.last_heartbeat < now() - 10 * recover_jobs.stalled_after;
+    return next;
+end
+$$;
+
+comment on function recover_jobs(interval, integer) is 'Puts back what a worker was doing that has not said for so long that it is there; parks what has lost max_losses workers';
+
+create function expire_jobs(keys_after interval, jobs_after interval)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    removed bigint;
+    lost record;
+    pushed record;
+begin
+    -- Nothing that is known of leaves a job that has not ended without its place in the queue; it is lost otherwise.
+    for lost in
+        select job.tenant_id, job.id, job.kind, job.lock
+        from rag_jobs as job
+        where job.status in ('pending', 'processing')
+            and job.queue_id is not null
+            and not exists (select from jobs.procrastinate_jobs as queued where queued.id = job.queue_id)
+        for update skip locked
+    loop
+        select queued.* into pushed from push_job(lost.tenant_id, lost.id, lost.kind, lost.lock, null) as queued;
+        update rag_jobs as job
+        set status = 'pending', claim = null, queue_id = pushed.queue_id, turn = pushed.turn
+        where job.tenant_id = lost.tenant_id and job.id = lost.id;
+    end loop;
+    update rag_jobs as job
+    set request_key = null
+    where job.request_key is not null and job.created_at < now() - expire_jobs.keys_after;
+    delete from rag_jobs as job
+    where job.status in ('succeeded', 'failed', 'cancelled')
+        and job.finished_at < now() - expire_jobs.jobs_after;
+    get diagnostics removed = row_count;
+    delete from rag_claims as claim where claim.expires_at < now();
+    return removed;
+end
+$$;
+
+comment on function expire_jobs(interval, interval) is 'Puts jobs back that the queue does not know, forgets the idempotency keys of older requests, removes jobs that ended so long ago, and claims that ran out; how many jobs';
+
+create function queue_depth(seen_within interval, proof text)
+returns table (pending bigint, ready bigint, processing bigint, workers bigint)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    -- Figures of all tenants: a password alone does not open them.
+    if not proof_holds('jobs', queue_depth.proof) then
+        raise exception 'the proof does not hold' using errcode = 'invalid_authorization_specification';
+    end if;
+    return query
+    select
+        count(*) filter (where queued.status = 'todo'),
+        count(*) filter (
+            where queued.status = 'todo' and (queued.scheduled_at is null or queued.scheduled_at <= now())
+        ),
+        count(*) filter (where queued.status = 'doing'),
+        (select count(*) from jobs.procrastinate_workers as worker where worker.last_heartbeat > now() - queue_depth.seen_within)
+    from jobs.procrastinate_jobs as queued;
+end
+$$;
+
+comment on function queue_depth(interval, text) is 'Jobs of the whole deployment: those that wait, of these those that are not put off until later, and those that are being done; and workers that were there within so long';
+
+-- --- the principal's own, as rag_principal --------------------------------------------------------
+
+create function enqueue_job(
+    kind text, lock text, source_type text, source_id text, payload jsonb, body text, max_waiting integer,
+    request_key bytea, request_digest bytea
+)
+returns uuid
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    me record;
+    job_id uuid := gen_random_uuid();
+    pushed record;
+begin
+    select principal.* into me from my_principal() as principal where principal.user_scope is null;
+    if not found then
+        raise exception 'no principal' using errcode = 'insufficient_privilege';
+    end if;
+    -- An erasure of the tenant comes before this or after it.
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
+    select queued.* into pushed
+    from push_job(me.tenant_id, job_id, enqueue_job.kind, enqueue_job.lock, enqueue_job.max_waiting) as queued;
+    if not found then
+        return null;
+    end if;
+    insert into rag_jobs (
+        tenant_id, id, user_id, project_id, tags, kind, status, lock, queue_id, turn,
+        source_type, source_id, payload, body, request_key, request_digest
+    )
+    values (
+        me.tenant_id, job_id, coalesce(me.user_id, 0), me.project_id, me.tags, enqueue_job.kind, 'pending',
+        enqueue_job.lock, pushed.queue_id, pushed.turn, enqueue_job.source_type, enqueue_job.source_id,
+        enqueue_job.payload, enqueue_job.body, enqueue_job.request_key, enqueue_job.request_digest
+    );
+    return job_id;
+end
+$$;
+
+comment on function enqueue_job(text, text, text, text, jsonb, text, integer, bytea, bytea) is 'Asks for a job to be done as the principal, once this transaction has committed; null when max_waiting jobs of the tenant are waiting. Jobs of one lock are done one after the other';
+
+create function record_request(kind text, source_type text, source_id text, result jsonb, request_key bytea, request_digest bytea)
+returns uuid
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    me record;
+    job_id uuid := gen_random_uuid();
+begin
+    select principal.* into me from my_principal() as principal where principal.user_scope is null;
+    if not found then
+        raise exception 'no principal' using errcode = 'insufficient_privilege';
+    end if;
+    perform pg_advisory_xact_lock_shared(tenant_lock(me.tenant_id));
+    insert into rag_jobs (
+        tenant_id, id, user_id, project_id, tags, kind, status, attempts, source_type, source_id, result,
+        request_key, request_digest, started_at, finished_at
+    )
+    values (
+        me.tenant_id, job_id, coalesce(me.user_id, 0), me.project_id, me.tags, record_request.kind, 'succeeded', 1,
+        record_request.source_type, record_request.source_id, record_request.result, record_request.request_key,
+        record_request.request_digest, now(), now()
+    );
+    return job_id;
+end
+$$;
+
+comment on function record_request(text, text, text, jsonb, bytea, bytea) is 'Records what came of a request that had an idempotency key, in the transaction that did it; raises 23505 when another one did it meanwhile';
+
+create function my_request(request_key bytea, valid_for interval)
+returns table (id uuid, request_digest bytea, queued boolean, result jsonb)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    -- A key is free again after its time, whenever the worker clears up.
+    update rag_jobs as job
+    set request_key = null
+    where job.tenant_id = (select my_tenant_id())
+        and job.request_key = my_request.request_key
+        and job.created_at < now() - my_request.valid_for;
+    return query
+    select job.id, job.request_digest, job.queue_id is not null, job.result
+    from rag_jobs as job
+    where job.tenant_id = (select my_tenant_id())
+        and job.request_key = my_request.request_key;
+end
+$$;
+
+comment on function my_request(bytea, interval) is 'What the principal has asked for with this idempotency key within its time';
+
+create function my_job(job_id uuid)
+returns table (
+    id uuid, kind text, status text, reason text, detail text, attempts integer, created_at timestamptz,
+    started_at timestamptz, due_at timestamptz, finished_at timestamptz, result jsonb
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        job.id, job.kind, job.status, job.reason, job.detail, job.attempts, job.created_at, job.started_at,
+        job.due_at, job.finished_at, job.result
+    from rag_jobs as job
+    where job.tenant_id = (select my_tenant_id())
+        and job.id = my_job.job_id;
+end
+$$;
+
+comment on function my_job(uuid) is 'One of the principal''s own jobs';
+
+create function cancel_my_job(id uuid)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    queued bigint;
+begin
+    update rag_jobs as job
+    set status = 'cancelled', claim = null, payload = null, body = null, due_at = null, finished_at = now()
+    where job.tenant_id = (select my_tenant_id())
+        and job.id = cancel_my_job.id
+        and job.status in ('pending', 'processing')
+    returning job.queue_id into queued;
+    if not found then
+        return false;
+    end if;
+    perform drop_queued(array[queued]);
+    return true;
+end
+$$;
+
+comment on function cancel_my_job(uuid) is 'Cancels one of the principal''s own jobs; one that is being done stores nothing any more. False when there is none, or it has ended';
+
+create function settle_job(id uuid, claim uuid, result jsonb)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    update rag_jobs as job
+    set status = 'succeeded',
+        reason = null,
+        detail = null,
+        claim = null,
+        payload = null,
+        body = null,
+        result = settle_job.result,
+        finished_at = now()
+    where job.tenant_id = (select my_tenant_id())
+        and job.id = settle_job.id
+        and job.claim = settle_job.claim
+        and job.status = 'processing';
+    return found;
+end
+$$;
+
+comment on function settle_job(uuid, uuid, jsonb) is 'Ends a job in the transaction that did it, as its principal, and lets go of what was sent; false when it was cancelled, erased or given to another worker, and then nothing may be stored';
+
+-- --- claims ---------------------------------------------------------------------------------------
+
+create function claim_source(
+    access_id bigint, source_type text, source_id text, token uuid, lease interval
+)
+returns bytea
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    class record;
+    digest bytea;
+begin
+    select mine.* into class
+    from my_classes() as mine
+    where mine.access_id = claim_source.access_id and mine.may_write;
+    if not found then
+        raise exception 'no class of the principal''s to write in' using errcode = 'insufficient_privilege';
+    end if;
+    -- Of an owner, whatever the tags.
+    digest := sha256(convert_to(
+        array_to_json(array[
+            class.scope, cast(class.user_id as text), class.project_id, claim_source.source_type, claim_source.source_id
+        ])::text,
+        'UTF8'
+    ));
+    insert into rag_claims as held (tenant_id, source_digest, token, expires_at)
+    values (class.tenant_id, digest, claim_source.token, clock_timestamp() + claim_source.lease)
+    on conflict (tenant_id, source_digest) do update
+    set token = excluded.token, expires_at = excluded.expires_at
+    where held.expires_at < clock_timestamp();
+    return case when found then digest end;
+end
+$$;
+
+comment on function claim_source(bigint, text, text, uuid, interval) is 'Claims a source of an owner whom the principal may write for, so that no second one embeds it at the same time; null while somebody else holds it. It ends by itself';
+
+create function renew_claim(source_digest bytea, token uuid, lease interval)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    update rag_claims as held
+    set expires_at = clock_timestamp() + renew_claim.lease
+    where held.tenant_id = (select my_tenant_id())
+        and held.source_digest = renew_claim.source_digest
+        and held.token = renew_claim.token;
+end
+$$;
+
+comment on function renew_claim(bytea, uuid, interval) is 'Keeps a claim for longer';
+
+create function release_claim(source_digest bytea, token uuid)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    delete from rag_claims as held
+    where held.tenant_id = (select my_tenant_id())
+        and held.source_digest = release_claim.source_digest
+        and held.token = release_claim.token;
+end
+$$;
+
+comment on function release_claim(bytea, uuid) is 'Lets go of a claim';
+
+-- --- operators, as rag_queue ----------------------------------------------------------------------
+
+create function list_jobs(only_tenant_id text, only_status text, most integer)
+returns table (
+    tenant_id text, id uuid, user_id bigint, kind text, status text, reason text, attempts integer, losses integer,
+    created_at timestamptz, started_at timestamptz, due_at timestamptz, finished_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        job.tenant_id, job.id, nullif(job.user_id, 0), job.kind, job.status, job.reason, job.attempts, job.losses,
+        job.created_at, job.started_at, job.due_at, job.finished_at
+    from rag_jobs as job
+    where (list_jobs.only_tenant_id is null or job.tenant_id = list_jobs.only_tenant_id)
+        and (list_jobs.only_status is null or job.status = list_jobs.only_status)
+    order by job.created_at desc, job.id
+    limit list_jobs.most;
+end
+$$;
+
+comment on function list_jobs(text, text, integer) is 'Jobs of a tenant, or of all, latest first; nothing of what they are about';
+
+create function resubmit_jobs(ids uuid[])
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    parked record;
+    pushed record;
+    done bigint := 0;
+begin
+    for parked in
+        select job.tenant_id, job.id, job.kind, job.lock
+        from rag_jobs as job
+        where job.id = any(resubmit_jobs.ids) and job.status = 'failed' and job.payload is not null
+        order by job.created_at, job.id
+        for update
+    loop
+        select queued.* into pushed
+        from push_job(parked.tenant_id, parked.id, parked.kind, parked.lock, null) as queued;
+        update rag_jobs as job
+        set status = 'pending', attempts = 0, losses = 0, queue_id = pushed.queue_id, turn = pushed.turn,
+            finished_at = null, due_at = null
+        where job.tenant_id = parked.tenant_id and job.id = parked.id;
+        done := done + 1;
+    end loop;
+    return done;
+end
+$$;
+
+comment on function resubmit_jobs(uuid[]) is 'Puts jobs that failed into the queue again, whatever its limit; how many';
+
+create function cancel_jobs(ids uuid[])
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    queued bigint[];
+begin
+    with cancelled as (
+        update rag_jobs as job
+        set status = 'cancelled', claim = null, payload = null, body = null, due_at = null, finished_at = now()
+        where job.id = any(cancel_jobs.ids) and job.status in ('pending', 'processing', 'failed')
+        returning job.queue_id
+    )
+    select coalesce(array_agg(gone.queue_id), '{}') into queued from cancelled as gone;
+    perform drop_queued(queued);
+    return cardinality(queued);
+end
+$$;
+
+comment on function cancel_jobs(uuid[]) is 'Cancels jobs that have not succeeded; what was sent with them is removed, and one that is being done stores nothing any more; how many';
 -- Text to lexemes, of chunks and of questions, in any language.
 --
 -- The parser of full text cuts words where letters end, and asks the database's locale what a letter is.
@@ -4651,8 +6361,13 @@ declare
     -- Class and id of each document: an id alone may be a neighbour's as well.
     document_classes bigint[];
     document_ids uuid[];
+    -- A job has a kind of its own.
+    erasing constant text := kind;
+    -- Numbers of jobs in the queue.
+    queue_ids bigint[];
     -- Whose questions and assertions go; null for everybody's.
     askers bigint[];
+    removed_bytes bigint;
     removed bigint;
     total bigint := 0;
     digest constant bytea := erasure_digest(kind, forget.tenant_id, case kind
@@ -4709,14 +6424,25 @@ begin
     return query select 'rag_chunks', removed;
     total := total + removed;
 
-    delete from rag_documents as document
-    using unnest(document_classes, document_ids) as erased (access_id, id)
-    where document.tenant_id = forget.tenant_id
-        and document.access_id = erased.access_id
-        and document.id = erased.id;
-    get diagnostics removed = row_count;
+    with gone as (
+        delete from rag_documents as document
+        using unnest(document_classes, document_ids) as erased (access_id, id)
+        where document.tenant_id = forget.tenant_id
+            and document.access_id = erased.access_id
+            and document.id = erased.id
+        returning document.body_bytes
+    )
+
+    select count(*), coalesce(sum(gone.body_bytes), 0) into removed, removed_bytes from gone;
     return query select 'rag_documents', removed;
     total := total + removed;
+    if kind <> 'tenant' and removed > 0 then
+        insert into rag_usage as usage (tenant_id, slot, documents, bytes)
+        values (forget.tenant_id, 0, -removed, -removed_bytes)
+        on conflict (tenant_id, slot) do update
+        set documents = usage.documents + excluded.documents,
+            bytes = usage.bytes + excluded.bytes;
+    end if;
 
     -- Of others' feedback only what is about that which is erased.
     delete from rag_feedback as given
@@ -4796,6 +6522,32 @@ begin
     return query select 'rag_retractions', removed;
     total := total + removed;
 
+    with gone as (
+        delete from rag_jobs as job
+        where job.tenant_id = forget.tenant_id
+            and case erasing
+                when 'source' then
+                    job.source_id = forget.source_id
+                    and (forget.source_type is null or job.source_type = forget.source_type)
+                else
+                    (askers is null or job.user_id = any(askers))
+                    and (erasing <> 'project' or job.project_id = forget.project_id)
+            end
+        returning job.queue_id
+    )
+    select count(*), coalesce(array_agg(one.queue_id) filter (where one.queue_id is not null), '{}')
+    into removed, queue_ids
+    from gone as one;
+    perform drop_queued(queue_ids);
+    return query select 'rag_jobs', removed;
+    total := total + removed;
+
+    -- Of a claim nobody can tell what it is about; without it somebody embeds twice, once.
+    delete from rag_claims as claim where claim.tenant_id = forget.tenant_id;
+    get diagnostics removed = row_count;
+    return query select 'rag_claims', removed;
+    total := total + removed;
+
     delete from rag_project_members as membership
     where membership.tenant_id = forget.tenant_id
         and case kind
@@ -4814,6 +6566,12 @@ begin
     where tombstone.tenant_id = forget.tenant_id and tombstone.access_id = any(class_ids);
     get diagnostics removed = row_count;
     return query select 'rag_tombstones', removed;
+    total := total + removed;
+
+    delete from rag_synchronisations as run
+    where run.tenant_id = forget.tenant_id and run.access_id = any(class_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_synchronisations', removed;
     total := total + removed;
 
     delete from rag_access_classes as class
@@ -4838,6 +6596,18 @@ begin
         delete from rag_prompts as prompt where prompt.tenant_id = forget.tenant_id;
         get diagnostics removed = row_count;
         return query select 'rag_prompts', removed;
+        total := total + removed;
+        delete from rag_limits as limits where limits.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_limits', removed;
+        total := total + removed;
+        delete from rag_rate_buckets as bucket where bucket.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_rate_buckets', removed;
+        total := total + removed;
+        delete from rag_usage as usage where usage.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_usage', removed;
         total := total + removed;
         delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
     end if;
@@ -4964,6 +6734,18 @@ begin
         and (count_traces.user_id is null or assertion.user_id in (select person.asker from its_askers as person))
         and (count_traces.project_id is null or assertion.project_id = count_traces.project_id)
     union all
+    select 'rag_jobs', count(*)
+    from rag_jobs as job
+    where job.tenant_id = count_traces.tenant_id
+        and (count_traces.source_id is null or job.source_id = count_traces.source_id)
+        and (count_traces.source_type is null or job.source_type = count_traces.source_type)
+        and (count_traces.user_id is null or job.user_id in (select person.asker from its_askers as person))
+        and (count_traces.project_id is null or job.project_id = count_traces.project_id)
+    union all
+    select 'rag_claims', count(*)
+    from rag_claims as claim
+    where claim.tenant_id = count_traces.tenant_id
+    union all
     select 'rag_tags', count(*)
     from rag_tags as tag
     where tag.tenant_id = count_traces.tenant_id
@@ -4984,6 +6766,11 @@ begin
     where tombstone.tenant_id = count_traces.tenant_id
         and (kind = 'tenant' or tombstone.access_id in (select its.access_id from its_classes as its))
     union all
+    select 'rag_synchronisations', count(*)
+    from rag_synchronisations as run
+    where run.tenant_id = count_traces.tenant_id
+        and (kind = 'tenant' or run.access_id in (select its.access_id from its_classes as its))
+    union all
     select 'rag_access_classes', count(*)
     from its_classes
     union all
@@ -5001,7 +6788,20 @@ begin
     union all
     select 'rag_prompts', count(*)
     from rag_prompts as prompt
-    where prompt.tenant_id = count_traces.tenant_id and kind = 'tenant';
+    where prompt.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_limits', count(*)
+    from rag_limits as limits
+    where limits.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_rate_buckets', count(*)
+    -- Without its own column of the name kind.
+    from (select rate.tenant_id from rag_rate_buckets as rate) as bucket
+    where bucket.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_usage', count(*)
+    from rag_usage as usage
+    where usage.tenant_id = count_traces.tenant_id and kind = 'tenant';
 end
 $$;
 
@@ -5035,6 +6835,146 @@ end
 $$;
 
 comment on function expire_logs(interval, text) is 'Removes questions, what they got back and what was made of it, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+
+-- Tenant by tenant along the index of each table, so that a batch reads what it removes and no more.
+create function expired_questions(older_than interval, at_most bigint)
+returns table (tenant_id text, user_id bigint, id uuid)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive tenant as (
+        (select log.tenant_id from rag_query_logs as log order by log.tenant_id limit 1)
+        union all
+        select (
+            select log.tenant_id
+            from rag_query_logs as log
+            where log.tenant_id > tenant.tenant_id
+            order by log.tenant_id
+            limit 1
+        )
+        from tenant
+        where tenant.tenant_id is not null
+    )
+
+    select found.tenant_id, found.user_id, found.id
+    from tenant
+    cross join lateral (
+        select log.tenant_id, log.user_id, log.id
+        from rag_query_logs as log
+        where log.tenant_id = tenant.tenant_id
+            and log.created_at < now() - expired_questions.older_than
+        order by log.created_at
+        limit expired_questions.at_most
+    ) as found
+    limit expired_questions.at_most;
+end
+$$;
+
+comment on function expired_questions(interval, bigint) is 'Questions that are older, of all tenants, at most so many; null for all';
+
+create function expired_assertions(older_than interval, at_most bigint)
+returns table (tenant_id text, id uuid)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive tenant as (
+        (select assertion.tenant_id from rag_assertions as assertion order by assertion.tenant_id limit 1)
+        union all
+        select (
+            select assertion.tenant_id
+            from rag_assertions as assertion
+            where assertion.tenant_id > tenant.tenant_id
+            order by assertion.tenant_id
+            limit 1
+        )
+        from tenant
+        where tenant.tenant_id is not null
+    )
+
+    select found.tenant_id, found.id
+    from tenant
+    cross join lateral (
+        select assertion.tenant_id, assertion.id
+        from rag_assertions as assertion
+        where assertion.tenant_id = tenant.tenant_id
+            and assertion.created_at < now() - expired_assertions.older_than
+        order by assertion.created_at
+        limit expired_assertions.at_most
+    ) as found
+    limit expired_assertions.at_most;
+end
+$$;
+
+comment on function expired_assertions(interval, bigint) is 'Assertions of service keys that are older, of all tenants, at most so many; null for all';
+
+create function count_expired(kind text, older_than interval)
+returns bigint
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    if count_expired.older_than is null or count_expired.older_than < interval '0' then
+        raise exception 'older_than is an age' using errcode = 'invalid_parameter_value';
+    end if;
+    case count_expired.kind
+        when 'questions' then
+            return (select count(*) from expired_questions(count_expired.older_than, null));
+        when 'assertions' then
+            return (select count(*) from expired_assertions(count_expired.older_than, null));
+        else
+            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+    end case;
+end
+$$;
+
+comment on function count_expired(text, interval) is 'How many questions, or assertions of service keys, are older, in all tenants';
+
+create function expire_batch(kind text, older_than interval, at_most integer)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+-- A batch against a table that may be a million times larger: row by row through the keys.
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    removed bigint;
+begin
+    if expire_batch.older_than is null or expire_batch.older_than < interval '0' or expire_batch.at_most is null then
+        raise exception 'older_than is an age, and at_most a number' using errcode = 'invalid_parameter_value';
+    end if;
+    case expire_batch.kind
+        when 'questions' then
+            delete from rag_query_logs as log
+            using expired_questions(expire_batch.older_than, expire_batch.at_most) as old
+            where log.tenant_id = old.tenant_id and log.user_id = old.user_id and log.id = old.id;
+        when 'assertions' then
+            delete from rag_assertions as assertion
+            using expired_assertions(expire_batch.older_than, expire_batch.at_most) as old
+            where assertion.tenant_id = old.tenant_id and assertion.id = old.id;
+        else
+            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+    end case;
+    get diagnostics removed = row_count;
+    return removed;
+end
+$$;
+
+comment on function expire_batch(text, interval, integer) is 'Removes at most so many of the questions, with what they got back and what was made of it, or of the assertions of service keys, that are older, in all tenants; returns how many';
 
 create function embeds_with(tenant_id text, embedding_model text)
 returns boolean
@@ -5134,6 +7074,884 @@ end
 $$;
 
 comment on function explain_access(uuid, text, bigint, text, text[]) is 'Why a principal of the service sees a document or does not: its class, and each clause of the rule. Visible: the first two and one of public, own, or a project of theirs or shared with them that they name. No row for a document that is not there';
+-- How much a tenant may ask and store. Rates are token buckets: each request takes a token, and tokens come back
+-- with time. Quotas are counted by what writes documents, within its transaction.
+
+create function limits_of(tenant_id text)
+returns table (
+    queries_per_minute integer, query_burst integer, ingests_per_minute integer, ingest_burst integer,
+    documents bigint, bytes bigint
+)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        limits.queries_per_minute,
+        limits.query_burst,
+        limits.ingests_per_minute,
+        limits.ingest_burst,
+        limits.documents,
+        limits.bytes
+    from rag_limits as limits
+    where limits.tenant_id in (limits_of.tenant_id, '')
+    -- The tenant's own, all of it, before what holds for those that have none.
+    order by length(limits.tenant_id) desc
+    limit 1;
+end
+$$;
+
+comment on function limits_of(text) is 'What holds for a tenant: its own row, else that of all others; no row where nothing is limited';
+
+create function refilled_tokens(
+    tokens double precision, refilled_at timestamptz, per_minute integer, burst integer, moment timestamptz
+)
+returns double precision
+language plpgsql
+immutable
+parallel safe
+set search_path = rag, pg_temp
+as $$
+begin
+    -- A clock that was put back takes nothing away.
+    return least(
+        burst,
+        tokens + greatest(0, cast(extract(epoch from moment - refilled_at) as double precision)) * per_minute / 60
+    );
+end
+$$;
+
+comment on function refilled_tokens(double precision, timestamptz, integer, integer, timestamptz) is 'What a bucket holds at a moment, of what it held when it was last taken from; never more than burst';
+
+create function take_token(kind text)
+returns table (
+    granted boolean, per_minute integer, burst integer, tokens_left double precision, wait_s double precision
+)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.tenant_id into me from my_principal() as principal where principal.user_scope is null;
+    if not found then
+        raise exception 'no principal' using errcode = 'insufficient_privilege';
+    end if;
+    if (take_token.kind in ('query', 'ingest')) is not true then
+        raise exception 'unknown kind of request' using errcode = 'invalid_parameter_value';
+    end if;
+    select
+        case take_token.kind when 'query' then limits.queries_per_minute else limits.ingests_per_minute end,
+        case take_token.kind when 'query' then limits.query_burst else limits.ingest_burst end
+    into per_minute, burst
+    from limits_of(me.tenant_id) as limits;
+    if per_minute is null then
+        granted := true;
+        return next;
+        return;
+    end if;
+    granted := false;
+    if per_minute = 0 then
+        burst := 0;
+        tokens_left := 0;
+        return next;
+        return;
+    end if;
+    burst := coalesce(burst, per_minute);
+
+    -- Without a lock first: others can only have taken more, and a flood of requests that are refused
+    -- neither waits nor writes.
+    select refilled_tokens(bucket.tokens, bucket.refilled_at, per_minute, burst, clock_timestamp())
+    into tokens_left
+    from rag_rate_buckets as bucket
+    where bucket.tenant_id = me.tenant_id and bucket.kind = take_token.kind;
+    if not found then
+        insert into rag_rate_buckets (tenant_id, kind, tokens, refilled_at)
+        values (me.tenant_id, take_token.kind, burst, clock_timestamp())
+        on conflict do nothing;
+        tokens_left := burst;
+    end if;
+    if tokens_left >= 1 then
+        -- Whoever waited for another one's token sees what that one left: both the condition and the new
+        -- value are worked out again.
+        update rag_rate_buckets as bucket
+        set tokens = refilled_tokens(bucket.tokens, bucket.refilled_at, per_minute, burst, clock_timestamp()) - 1,
+            refilled_at = clock_timestamp()
+        where bucket.tenant_id = me.tenant_id
+            and bucket.kind = take_token.kind
+            and refilled_tokens(bucket.tokens, bucket.refilled_at, per_minute, burst, clock_timestamp()) >= 1
+        returning bucket.tokens into tokens_left;
+        granted := found;
+        if not found then
+            select refilled_tokens(bucket.tokens, bucket.refilled_at, per_minute, burst, clock_timestamp())
+            into tokens_left
+            from rag_rate_buckets as bucket
+            where bucket.tenant_id = me.tenant_id and bucket.kind = take_token.kind;
+        end if;
+    end if;
+    wait_s := case when granted then 0 else greatest(0, 1 - coalesce(tokens_left, 0)) * 60 / per_minute end;
+    return next;
+end
+$$;
+
+comment on function take_token(text) is 'Takes a token for a request of a kind, query or ingest, from the bucket of the principal''s tenant. One row: whether it was granted, how many a minute and at once, what is left, and in how many seconds there is one; nulls where nothing limits it, no seconds where none ever comes. Raises 42501 for nobody';
+
+create function take_token_as(
+    tenant_id text, user_id bigint, project_id text, tags text[], signature text, kind text
+)
+returns table (
+    granted boolean, per_minute integer, burst integer, tokens_left double precision, wait_s double precision
+)
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform begin_as(
+        take_token_as.tenant_id, take_token_as.user_id, take_token_as.project_id, take_token_as.tags,
+        take_token_as.signature
+    );
+    return query
+    select taken.granted, taken.per_minute, taken.burst, taken.tokens_left, taken.wait_s
+    from take_token(take_token_as.kind) as taken;
+end
+$$;
+
+comment on function take_token_as(text, bigint, text, text[], text, text) is 'begin_as() and take_token() as one statement that is a transaction of its own: the bucket is locked while the server works, and not while it waits for the service';
+
+create function charge_quota(more_documents bigint, more_bytes bigint)
+returns table (quota text, quota_limit bigint, used bigint)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+    limits record;
+    stored record;
+begin
+    select principal.tenant_id into me from my_principal() as principal where principal.user_scope is null;
+    if not found then
+        raise exception 'no principal' using errcode = 'insufficient_privilege';
+    end if;
+    if charge_quota.more_documents is null or charge_quota.more_bytes is null then
+        raise exception 'a charge is two numbers' using errcode = 'invalid_parameter_value';
+    end if;
+    select effective.documents, effective.bytes into limits from limits_of(me.tenant_id) as effective;
+    -- What makes room is never refused, and waits for nobody.
+    if (charge_quota.more_documents > 0 and limits.documents is not null)
+        or (charge_quota.more_bytes > 0 and limits.bytes is not null) then
+        -- To the end of the transaction: whoever comes next counts what this one has stored.
+        perform pg_advisory_xact_lock(hashtextextended('palisade quota ' || me.tenant_id, 0));
+        select coalesce(sum(usage.documents), 0) as documents, coalesce(sum(usage.bytes), 0) as bytes
+        into stored
+        from rag_usage as usage
+        where usage.tenant_id = me.tenant_id;
+        return query
+        select exceeded.quota, exceeded.quota_limit, exceeded.used
+        from (
+            values
+                (1, 'documents', limits.documents, cast(stored.documents as bigint), charge_quota.more_documents),
+                (2, 'bytes', limits.bytes, cast(stored.bytes as bigint), charge_quota.more_bytes)
+        ) as exceeded (place, quota, quota_limit, used, more)
+        where exceeded.more > 0 and exceeded.used + exceeded.more > exceeded.quota_limit
+        order by exceeded.place
+        limit 1;
+        if found then
+            return;
+        end if;
+    end if;
+    insert into rag_usage as usage (tenant_id, slot, documents, bytes)
+    values (me.tenant_id, pg_backend_pid() % 16, charge_quota.more_documents, charge_quota.more_bytes)
+    on conflict (tenant_id, slot) do update
+    set documents = usage.documents + excluded.documents,
+        bytes = usage.bytes + excluded.bytes;
+end
+$$;
+
+comment on function charge_quota(bigint, bigint) is 'Counts what the transaction adds to the principal''s tenant, or less than 0 for what it removes; the last statement of one that writes documents, and once in it. No row, or the quota that does not allow it, its limit and what is used of it, and then nothing is counted and the transaction has to be undone. Raises 42501 for nobody';
+
+create function my_limits()
+returns table (
+    queries_per_minute integer, query_burst integer, ingests_per_minute integer, ingest_burst integer,
+    documents bigint, bytes bigint, documents_used bigint, bytes_used bigint
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        limits.queries_per_minute,
+        limits.query_burst,
+        limits.ingests_per_minute,
+        limits.ingest_burst,
+        limits.documents,
+        limits.bytes,
+        cast(coalesce(stored.documents, 0) as bigint),
+        cast(coalesce(stored.bytes, 0) as bigint)
+    from my_principal() as me
+    left join lateral limits_of(me.tenant_id) as limits on true
+    left join lateral (
+        select sum(usage.documents) as documents, sum(usage.bytes) as bytes
+        from rag_usage as usage
+        where usage.tenant_id = me.tenant_id
+        offset 0
+    ) as stored on true
+    where me.user_scope is null;
+end
+$$;
+
+comment on function my_limits() is 'What the principal''s tenant may ask and store, null for no limit, and what it has stored; one row, none for nobody and for an analyst';
+
+create function usage_drift()
+returns table (
+    tenant_id text, documents_counted bigint, bytes_counted bigint, documents_stored bigint, bytes_stored bigint
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with counted as (
+        select usage.tenant_id, cast(sum(usage.documents) as bigint) as documents, cast(sum(usage.bytes) as bigint) as bytes
+        from rag_usage as usage
+        group by usage.tenant_id
+    ),
+
+    stored as (
+        select document.tenant_id, count(*) as documents, sum(document.body_bytes) as bytes
+        from rag_documents as document
+        group by document.tenant_id
+    )
+
+    select
+        coalesce(counted.tenant_id, stored.tenant_id),
+        coalesce(counted.documents, 0),
+        coalesce(counted.bytes, 0),
+        coalesce(stored.documents, 0),
+        coalesce(stored.bytes, 0)
+    from counted
+    full join stored on stored.tenant_id = counted.tenant_id
+    where (coalesce(counted.documents, 0), coalesce(counted.bytes, 0))
+        is distinct from (coalesce(stored.documents, 0), coalesce(stored.bytes, 0))
+    order by 1;
+end
+$$;
+
+comment on function usage_drift() is 'Tenants whose documents are not as many or as large as was counted, which only who writes past the service can bring about; reads every document''s size';
+
+create function recount_usage(tenant_id text, out documents bigint, out bytes bigint)
+returns record
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    -- Whoever writes in the tenant is done, or waits.
+    perform pg_advisory_xact_lock(tenant_lock(recount_usage.tenant_id));
+    select count(*), coalesce(sum(document.body_bytes), 0)
+    into recount_usage.documents, recount_usage.bytes
+    from rag_documents as document
+    where document.tenant_id = recount_usage.tenant_id;
+    delete from rag_usage as usage where usage.tenant_id = recount_usage.tenant_id;
+    insert into rag_usage (tenant_id, slot, documents, bytes)
+    select recount_usage.tenant_id, 0, recount_usage.documents, recount_usage.bytes
+    where recount_usage.documents > 0;
+end
+$$;
+
+comment on function recount_usage(text) is 'Counts anew what a tenant has stored; waits for those who are writing in it';
+-- A change of the embedding model: a second column of vectors beside the one that is searched, filled while the service
+-- goes on, and a short transaction in which the two change names. What reads texts of all tenants, or writes vectors,
+-- belongs to rag_embedder; only the owner of the tables may call it, whom rag_migrator alone becomes. What changes
+-- tables runs as that owner.
+
+create function active_model()
+returns text
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return (select model.model_id from rag_models as model where model.place = 'active');
+end
+$$;
+
+comment on function active_model() is 'The embedding model that searches compare; null as long as none was ever added beside it, when every service is taken at its word';
+
+create function check_model(embedding_model text)
+returns text
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    active rag_models;
+begin
+    select model.*
+    into active
+    from rag_models as model
+    where model.place = 'active';
+    if active.model_id <> check_model.embedding_model then
+        raise exception 'chunks are embedded with %', active.model_id using errcode = '55M01';
+    end if;
+    if active.writes_paused_until > clock_timestamp() then
+        raise exception 'the embedding model is being changed' using errcode = '55M02';
+    end if;
+    return active.model_id;
+end
+$$;
+
+comment on function check_model(text) is 'The active model, when chunks of this one may be written now. Raises 55M01 when another one is active, 55M02 for the seconds in which two models change places';
+
+-- --- filling --------------------------------------------------------------------------------------
+
+create function chunks_to_fill(from_tenant_id text, from_access_id bigint, at_most integer)
+returns table (
+    tenant_id text, access_id bigint, chunk_id uuid, title text, section text, chunk_text text, chunk_hash text
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        lacking.tenant_id, lacking.access_id, lacking.id, document.title, lacking.section, lacking.chunk_text,
+        lacking.chunk_hash
+    from (
+        select chunk.tenant_id, chunk.access_id, chunk.id, chunk.document_id, chunk.section, chunk.chunk_text,
+            chunk.chunk_hash
+        from (
+            select class.tenant_id, class.access_id
+            from rag_access_classes as class
+            where (class.tenant_id, class.access_id) >= (chunks_to_fill.from_tenant_id, chunks_to_fill.from_access_id)
+            order by class.tenant_id, class.access_id
+        ) as class
+        -- One probe of rag_chunks_second_contents for a class that has them all.
+        cross join lateral (
+            select found.tenant_id, found.access_id, found.id, found.document_id, found.section, found.chunk_text,
+                found.chunk_hash
+            from rag_chunks as found
+            where found.tenant_id = class.tenant_id
+                and found.access_id = class.access_id
+                and found.second_embedding_model is null
+            limit chunks_to_fill.at_most
+        ) as chunk
+        limit chunks_to_fill.at_most
+    ) as lacking
+    cross join lateral (
+        select its.title
+        from rag_documents as its
+        where its.tenant_id = lacking.tenant_id
+            and its.access_id = lacking.access_id
+            and its.id = lacking.document_id
+        offset 0
+    ) as document;
+end
+$$;
+
+comment on function chunks_to_fill(text, bigint, integer) is 'Chunks without a vector of the second model, with what is embedded of each, class after class from the given one on; none when there is no second model';
+
+create function fill_vectors(
+    model_id text, tenant_ids text[], access_ids bigint[], chunk_ids uuid[], embeddings text[]
+)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    filled bigint;
+begin
+    -- The model is asked for in the statement that writes: its snapshot is of a moment when the table is locked
+    -- already, so that the columns cannot change places in between.
+    update rag_chunks as chunk
+    set second_embedding = cast(given.embedding as halfvec),
+        second_embedding_model = fill_vectors.model_id
+    from unnest(
+        fill_vectors.tenant_ids, fill_vectors.access_ids, fill_vectors.chunk_ids, fill_vectors.embeddings
+    ) as given (tenant_id, access_id, chunk_id, embedding)
+    where chunk.tenant_id = given.tenant_id
+        and chunk.access_id = given.access_id
+        and chunk.id = given.chunk_id
+        and chunk.second_embedding_model is null
+        and exists (
+            select
+            from rag_models as model
+            where model.place = 'second' and model.model_id = fill_vectors.model_id
+        );
+    get diagnostics filled = row_count;
+    if not exists (
+        select
+        from rag_models as model
+        where model.place = 'second' and model.model_id = fill_vectors.model_id
+    ) then
+        raise exception 'the second model is not %', fill_vectors.model_id using errcode = '55M01';
+    end if;
+    return filled;
+end
+$$;
+
+comment on function fill_vectors(text, text[], bigint[], uuid[], text[]) is 'Writes vectors of the second model where there is none; returns how many. A chunk that was replaced or removed meanwhile is passed over. Raises 55M01 when the second model is another one';
+
+create function count_fill(out chunks bigint, out filled bigint)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set jit = off
+as $$
+begin
+    select count(*), count(chunk.second_embedding_model)
+    into chunks, filled
+    from rag_chunks as chunk;
+end
+$$;
+
+comment on function count_fill() is 'How many chunks there are, and how many have a vector of the second model; 0 of both when there is none';
+
+create function lacks_vectors()
+returns boolean
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return exists (select from chunks_to_fill('', 0, 1));
+end
+$$;
+
+comment on function lacks_vectors() is 'Whether a chunk has no vector of the second model; one probe for each access class';
+
+create function large_classes()
+returns table (access_id bigint)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select class.access_id
+    from rag_class_indexes as class
+    where class.ready
+    order by class.access_id;
+end
+$$;
+
+comment on function large_classes() is 'Classes whose own indexes are searched, by number: each needs one of the second model before that can be active';
+
+create function set_models(active text, second text default null, is_former boolean default false)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    delete from rag_models as model;
+    insert into rag_models (place, model_id, is_former)
+    select listed.place, listed.model_id, listed.is_former
+    from (values
+        ('active', set_models.active, false),
+        ('second', set_models.second, set_models.is_former)
+    ) as listed (place, model_id, is_former)
+    where listed.model_id is not null;
+    -- The size that an index of vectors had at first is another one with another model.
+    update rag_class_indexes as own
+    set vector_bytes_per_chunk = cast(index.bytes as double precision) / greatest(own.chunks, 1)
+    from class_indexes() as index
+    where index.access_id = own.access_id and index.kind = 'vector' and index.is_usable;
+end
+$$;
+
+comment on function set_models(text, text, boolean) is 'Notes which models the two columns are of, as the last step of what makes it so';
+
+create function pause_writes(seconds integer)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    update rag_models as model
+    set writes_paused_until = clock_timestamp() + make_interval(secs => least(pause_writes.seconds, 600))
+    where model.place = 'active';
+end
+$$;
+
+comment on function pause_writes(integer) is 'Refuses new chunks for so many seconds, at most 600, so that the last vectors can be filled; 0 ends it';
+
+create function list_models()
+returns table (place text, model_id text, is_former boolean, dimensions integer, changed_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select model.place, model.model_id, model.is_former, attribute.atttypmod, model.changed_at
+    from rag_models as model
+    join pg_attribute as attribute
+        on attribute.attrelid = cast('rag_chunks' as regclass)
+        and attribute.attname = case model.place when 'active' then 'embedding' else 'second_embedding' end
+    order by model.place;
+end
+$$;
+
+comment on function list_models() is 'The models of the two columns, the active one first, with their widths; no row before a second one was ever added';
+
+-- --- comparing ------------------------------------------------------------------------------------
+
+create function compare_models(embedding halfvec, second_embedding halfvec, top_k integer)
+returns table (active_found integer, second_found integer, shared integer)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    visible constant bigint[] := my_access_ids();
+begin
+    return query
+    with active as (
+        select chunk.id
+        from rag_chunks as chunk
+        join rag_models as model on model.place = 'active' and model.model_id = chunk.embedding_model
+        where chunk.tenant_id = tenant
+            and chunk.access_id = any(visible)
+            and chunk.second_embedding is not null
+        order by chunk.embedding <=> compare_models.embedding, chunk.id
+        limit compare_models.top_k
+    ),
+
+    second as (
+        select chunk.id
+        from rag_chunks as chunk
+        join rag_models as model on model.place = 'second' and model.model_id = chunk.second_embedding_model
+        where chunk.tenant_id = tenant
+            and chunk.access_id = any(visible)
+        order by chunk.second_embedding <=> compare_models.second_embedding, chunk.id
+        limit compare_models.top_k
+    )
+
+    select
+        cast((select count(*) from active) as integer),
+        cast((select count(*) from second) as integer),
+        cast((select count(*) from active join second on second.id = active.id) as integer);
+end
+$$;
+
+comment on function compare_models(halfvec, halfvec, integer) is 'How many of the top_k chunks that are nearest to a question by the active model, among those that the principal may read and that have both vectors, are so by the second one as well';
+
+-- --- changing the columns, as the owner -------------------------------------------------------------
+
+create function second_indexes()
+returns table (access_id bigint, index_name text, is_usable boolean)
+language sql
+stable
+begin atomic
+    select
+        cast(named.parts[1] as bigint),
+        cast(class.relname as text),
+        index.indisvalid
+        and named.parts[2] is null
+        and method.amname = 'hnsw'
+        and attribute.attname = 'second_embedding'
+        and pg_get_expr(index.indpred, index.indrelid) is not distinct from format(
+            '(access_id = %L::bigint)', named.parts[1]
+        )
+    from pg_index as index
+    join pg_class as class on class.oid = index.indexrelid
+    join pg_am as method on method.oid = class.relam
+    join pg_attribute as attribute on attribute.attrelid = index.indrelid and attribute.attnum = index.indkey[0]
+    cross join lateral (
+        select regexp_match(
+            class.relname, '^rag_chunks_second_([1-9][0-9]{0,17}|1[0-9]{18})(_cc(?:new|old)[0-9]*)?$'
+        ) as parts
+    ) as named
+    where index.indrelid = cast('rag_chunks' as regclass)
+        and named.parts is not null;
+end;
+
+comment on function second_indexes() is 'The indexes of the second model''s vectors, each of one large class. In no order';
+
+create function empty_second_column(dimensions integer)
+returns void
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+declare
+    about_vector constant text := col_description(
+        cast('rag_chunks' as regclass),
+        (select attnum from pg_attribute where attrelid = cast('rag_chunks' as regclass) and attname = 'second_embedding')
+    );
+    about_model constant text := col_description(
+        cast('rag_chunks' as regclass),
+        (
+            select attnum
+            from pg_attribute
+            where attrelid = cast('rag_chunks' as regclass) and attname = 'second_embedding_model'
+        )
+    );
+    rule constant text := (
+        select pg_get_constraintdef(con.oid)
+        from pg_constraint as con
+        where con.conrelid = cast('rag_chunks' as regclass) and con.conname = 'rag_chunks_second_embedding'
+    );
+begin
+    -- Without values: neither reads or writes a row. Constraint and indexes go with the columns.
+    alter table rag_chunks drop column second_embedding, drop column second_embedding_model;
+    execute format(
+        'alter table rag_chunks add column second_embedding halfvec(%s), add column second_embedding_model text',
+        empty_second_column.dimensions
+    );
+    alter table rag_chunks
+    alter column second_embedding set storage plain,
+    alter column second_embedding set statistics 0;
+    -- Checked for rows to come; that it holds for those that are there is looked at without a lock.
+    execute format(
+        'alter table rag_chunks add constraint rag_chunks_second_embedding %s not valid', replace(rule, ' NOT VALID', '')
+    );
+    execute format('comment on column rag_chunks.second_embedding is %L', about_vector);
+    execute format('comment on column rag_chunks.second_embedding_model is %L', about_model);
+    perform grant_model_columns();
+end
+$$;
+
+comment on function empty_second_column(integer) is 'Makes the second column anew, without values and of another width, in no time';
+
+create function grant_model_columns()
+returns void
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+begin
+    -- Rights are the columns', and go with them when they change names.
+    revoke select (embedding, embedding_model, second_embedding, second_embedding_model)
+    on rag_chunks from rag_search, rag_steward, rag_embedder;
+    revoke update (embedding, embedding_model, second_embedding, second_embedding_model)
+    on rag_chunks from rag_search, rag_steward, rag_embedder;
+    grant select (embedding, embedding_model) on rag_chunks to rag_search;
+    grant select (embedding_model) on rag_chunks to rag_steward;
+    grant select (second_embedding_model), update (second_embedding, second_embedding_model)
+    on rag_chunks to rag_embedder;
+end
+$$;
+
+comment on function grant_model_columns() is 'Who may do what with the columns of vectors and models; after these changed places, or were made anew, as at first';
+
+create function add_model(active text, coming text, dimensions integer)
+returns void
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+declare
+    widths integer[];
+begin
+    lock table rag_chunks in access exclusive mode;
+    if exists (select from list_models() as model where model.place = 'second') then
+        raise exception 'there is a second model already' using errcode = '55M03';
+    end if;
+    if add_model.active = add_model.coming then
+        raise exception 'the second model is the active one' using errcode = '55M03';
+    end if;
+    widths := array(
+        select attribute.atttypmod
+        from pg_attribute as attribute
+        where attribute.attrelid = cast('rag_chunks' as regclass)
+            and attribute.attname in ('embedding', 'second_embedding')
+        order by attribute.attname
+    );
+    -- Both stand in the row, which has to fit into a page: 3,800 of one, less the head of the other.
+    if widths[1] + add_model.dimensions > 3790 then
+        raise exception '% and % dimensions do not fit into a page: 3790 together', widths[1], add_model.dimensions
+            using errcode = '55M04';
+    end if;
+    if widths[2] <> add_model.dimensions then
+        perform empty_second_column(add_model.dimensions);
+    end if;
+    perform set_models(add_model.active, add_model.coming);
+end
+$$;
+
+comment on function add_model(text, text, integer) is 'Declares the active model, and a second one of so many dimensions that is to be filled. Raises 55M03 when there is one, 55M04 when both together are too wide';
+
+create function swap_models()
+returns void
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+declare
+    active text;
+    second text;
+    was_former boolean;
+    number text;
+    comments text[];
+begin
+    lock table rag_chunks in access exclusive mode;
+    select
+        max(model.model_id) filter (where model.place = 'active'),
+        max(model.model_id) filter (where model.place = 'second'),
+        bool_or(model.is_former) filter (where model.place = 'second')
+    into active, second, was_former
+    from list_models() as model;
+    if second is null then
+        raise exception 'there is no second model' using errcode = '55M03';
+    end if;
+    if lacks_vectors() then
+        raise exception 'chunks lack a vector of the second model' using errcode = '55M05';
+    end if;
+    if to_regclass('rag_chunks_second_contents') is null
+        or exists (
+            select from pg_index where indexrelid = to_regclass('rag_chunks_second_contents') and not indisvalid
+        )
+        or exists (
+            select
+            from large_classes() as class
+            where not exists (
+                select from second_indexes() as index where index.access_id = class.access_id and index.is_usable
+            )
+        ) then
+        raise exception 'an index of the second model is missing' using errcode = '55M06';
+    end if;
+
+    comments := array(
+        select col_description(attribute.attrelid, attribute.attnum)
+        from pg_attribute as attribute
+        where attribute.attrelid = cast('rag_chunks' as regclass)
+            and attribute.attname in ('embedding', 'embedding_model', 'second_embedding', 'second_embedding_model')
+        order by attribute.attname
+    );
+    alter table rag_chunks rename column embedding to leaving_embedding;
+    alter table rag_chunks rename column embedding_model to leaving_embedding_model;
+    alter table rag_chunks rename column second_embedding to embedding;
+    alter table rag_chunks rename column second_embedding_model to embedding_model;
+    alter table rag_chunks rename column leaving_embedding to second_embedding;
+    alter table rag_chunks rename column leaving_embedding_model to second_embedding_model;
+    alter table rag_chunks rename constraint rag_chunks_embedding to rag_chunks_leaving_embedding;
+    alter table rag_chunks rename constraint rag_chunks_second_embedding to rag_chunks_embedding;
+    alter table rag_chunks rename constraint rag_chunks_leaving_embedding to rag_chunks_second_embedding;
+    alter index rag_chunks_contents rename to rag_chunks_leaving_contents;
+    alter index rag_chunks_second_contents rename to rag_chunks_contents;
+    alter index rag_chunks_leaving_contents rename to rag_chunks_second_contents;
+    for number in
+        select distinct substring(class.relname from '[0-9]+$')
+        from pg_index as index
+        join pg_class as class on class.oid = index.indexrelid
+        where index.indrelid = cast('rag_chunks' as regclass)
+            and class.relname ~ '^rag_chunks_(vector|second)_[0-9]+$'
+    loop
+        execute format('alter index if exists %I rename to %I', 'rag_chunks_vector_' || number, 'rag_chunks_leaving_' || number);
+        execute format('alter index if exists %I rename to %I', 'rag_chunks_second_' || number, 'rag_chunks_vector_' || number);
+        execute format('alter index if exists %I rename to %I', 'rag_chunks_leaving_' || number, 'rag_chunks_second_' || number);
+    end loop;
+    execute format('comment on column rag_chunks.embedding is %L', comments[1]);
+    execute format('comment on column rag_chunks.embedding_model is %L', comments[2]);
+    execute format('comment on column rag_chunks.second_embedding is %L', comments[3]);
+    execute format('comment on column rag_chunks.second_embedding_model is %L', comments[4]);
+    perform grant_model_columns();
+
+    -- That no vector is missing has been looked at. `not null` says it as well, but would read all rows while
+    -- nobody else can: finish_swap() does that later, and until then this stands for it.
+    alter table rag_chunks
+    alter column second_embedding drop not null,
+    alter column second_embedding_model drop not null;
+    alter table rag_chunks drop constraint if exists rag_chunks_embedding_there;
+    alter table rag_chunks
+    add constraint rag_chunks_embedding_there check (embedding is not null and embedding_model is not null) not valid;
+    perform set_models(second, active, not was_former);
+end
+$$;
+
+comment on function swap_models() is 'Makes the second model the active one and the active one the second, in one transaction: columns, indexes, constraints and rights change names. Raises 55M03 when there is no second model, 55M05 when a chunk lacks its vector, 55M06 when an index is missing';
+
+create function finish_swap()
+returns void
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+begin
+    if exists (
+        select
+        from pg_constraint as con
+        where con.conrelid = cast('rag_chunks' as regclass)
+            and con.conname = 'rag_chunks_embedding_there'
+            and con.convalidated
+    ) then
+        -- Without reading a row, since the constraint says so.
+        alter table rag_chunks
+        alter column embedding set not null,
+        alter column embedding_model set not null;
+        alter table rag_chunks drop constraint rag_chunks_embedding_there;
+    end if;
+end
+$$;
+
+comment on function finish_swap() is 'Says `not null` of the active columns again, once the constraint that stands for it was validated';
+
+create function drop_second_model()
+returns void
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+declare
+    active text;
+begin
+    lock table rag_chunks in access exclusive mode;
+    active := (select model.model_id from list_models() as model where model.place = 'active');
+    perform empty_second_column((
+        select attribute.atttypmod
+        from pg_attribute as attribute
+        where attribute.attrelid = cast('rag_chunks' as regclass) and attribute.attname = 'embedding'
+    ));
+    perform set_models(active);
+end
+$$;
+
+comment on function drop_second_model() is 'Removes the vectors and indexes of the second model; the active one stays declared';
 -- Views for people. They read through the functions of 35_reading.sql, so whoever queries them sees what
 -- their principal may, and a condition of theirs is evaluated on nothing else.
 
@@ -5353,14 +8171,17 @@ comment on view v_feedback is 'One row for each answer, and for each source of o
 grant select on rag_access_classes to rag_search;
 grant insert (tenant_id, scope, user_id, project_id, tags, tags_digest) on rag_access_classes to rag_search;
 grant select on rag_project_members to rag_search;
-grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language, embedding, embedding_model)
-on rag_chunks to rag_search;
+grant select (tenant_id, id, access_id, document_id, tsv, lexeme_count, language) on rag_chunks to rag_search;
 grant select (
     tenant_id, access_id, id, scope, user_id, tags, source_type, language, doc_type, verified, created_at, updated_at,
     content_updated_at, source_updated_at
 ) on rag_documents to rag_search;
 grant select (tenant_id, user_id, access_id, document_id, rating, clicked) on rag_feedback to rag_search;
 grant select on rag_signing_keys to rag_search;
+grant select on rag_limits to rag_search;
+grant select, insert on rag_rate_buckets, rag_usage to rag_search;
+grant update (tokens, refilled_at) on rag_rate_buckets to rag_search;
+grant update (documents, bytes) on rag_usage to rag_search;
 grant select on rag_analysts to rag_search;
 grant select on rag_service_keys to rag_search;
 grant select, insert, delete on rag_class_indexes, rag_class_languages, rag_class_lexemes to rag_search;
@@ -5371,6 +8192,9 @@ to rag_search;
 grant select on rag_documents, rag_chunks, rag_query_logs, rag_query_log_chunks to rag_principal;
 grant select, insert on rag_tombstones to rag_principal;
 grant update (generation, reason, updated_at, retracted, cascade_id, removed_id) on rag_tombstones to rag_principal;
+grant select, insert on rag_synchronisations to rag_principal;
+grant update (version, files, written, removed, unchanged, failed, finished_at, succeeded_at) on rag_synchronisations
+to rag_principal;
 grant select (tenant_id, subject_digest) on rag_erasures to rag_principal;
 grant select on rag_calibrations, rag_tags, rag_prompts to rag_principal;
 grant select, insert on rag_feedback to rag_principal;
@@ -5378,13 +8202,33 @@ grant update (rating, clicked, updated_at) on rag_feedback to rag_principal;
 grant select, insert, delete on rag_project_members to rag_principal;
 grant update (may_write) on rag_project_members to rag_principal;
 
+grant select, insert on rag_jobs to rag_principal;
+grant update (
+    status, reason, detail, claim, payload, body, result, request_key, due_at, finished_at
+) on rag_jobs to rag_principal;
+grant select, insert, delete on rag_claims to rag_principal;
+grant update (token, expires_at) on rag_claims to rag_principal;
+
+-- The owner of the workers' functions, and of the queue's: nothing of documents.
+grant select, delete on rag_jobs to rag_queue;
+grant update (
+    status, reason, detail, attempts, losses, queue_id, turn, claim, payload, body, request_key, started_at, due_at,
+    finished_at
+) on rag_jobs to rag_queue;
+grant select (tenant_id, source_digest, expires_at), delete on rag_claims to rag_queue;
+grant select, insert, update, delete on
+    jobs.procrastinate_jobs, jobs.procrastinate_workers, jobs.procrastinate_events, jobs.procrastinate_periodic_defers
+to rag_queue;
+grant usage on all sequences in schema jobs to rag_queue;
+
 -- The owner of the operators' functions: keys of rows, never a text.
 grant select (tenant_id, access_id, scope, user_id, project_id, tags), delete on rag_access_classes to rag_steward;
 grant select (tenant_id, owner_user_id, project_id, member_user_id), delete on rag_project_members to rag_steward;
-grant select (tenant_id, access_id, id, user_id, project_id, source_type, source_id), delete on rag_documents
-to rag_steward;
+grant select (tenant_id, access_id, id, user_id, project_id, source_type, source_id, body_bytes), delete
+on rag_documents to rag_steward;
 grant select (tenant_id, access_id, document_id, embedding_model) on rag_chunks to rag_steward;
 grant select (tenant_id, access_id), delete on rag_tombstones to rag_steward;
+grant select (tenant_id, access_id), delete on rag_synchronisations to rag_steward;
 grant select (tenant_id), insert, delete on rag_erasures to rag_steward;
 grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_query_logs to rag_steward;
 grant select (tenant_id, user_id, query_id, document_id), delete on rag_query_log_chunks to rag_steward;
@@ -5395,17 +8239,38 @@ grant select (key_id, created_at), insert, delete on rag_signing_keys to rag_ste
 grant select (tenant_id), delete on rag_analysts to rag_steward;
 grant select (tenant_id), delete on rag_service_keys to rag_steward;
 grant select (tenant_id), delete on rag_calibrations to rag_steward;
-grant select (tenant_id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
+grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_assertions to rag_steward;
 grant select (tenant_id, user_id, project_id), delete on rag_retractions to rag_steward;
+grant select (tenant_id, user_id, project_id, source_type, source_id, queue_id), delete on rag_jobs to rag_steward;
+grant select (tenant_id), delete on rag_claims to rag_steward;
+grant select (tenant_id), delete on rag_limits, rag_rate_buckets to rag_steward;
+grant select, insert, delete on rag_usage to rag_steward;
+grant update (documents, bytes) on rag_usage to rag_steward;
+
+-- The owner of the functions that fill a second model. Texts, and nothing that says whose they are.
+grant select (tenant_id, access_id) on rag_access_classes to rag_embedder;
+grant select (tenant_id, access_id, id, title) on rag_documents to rag_embedder;
+grant select (tenant_id, access_id, id, document_id, section, chunk_text, chunk_hash) on rag_chunks to rag_embedder;
+grant select (access_id, chunks, ready), update (vector_bytes_per_chunk) on rag_class_indexes to rag_embedder;
+grant select, insert, update, delete on rag_models to rag_embedder;
+grant select (place, model_id, is_former, writes_paused_until, changed_at) on rag_models to rag_principal;
+select grant_model_columns();
 
 -- The service. Of what it may delete and count it reads the keys; all else through functions.
-grant select (tenant_id, access_id, id), insert, delete on rag_documents to rag_app, rag_publisher;
+grant select (tenant_id, access_id, id, body_bytes), insert, delete on rag_documents to rag_app, rag_publisher;
 grant update (
     source_uri, source_hash, source_updated_at, language, title, body, domain, doc_type,
     provenance_id, task_id, verified, metadata, updated_at, content_updated_at
 ) on rag_documents to rag_app, rag_publisher;
 grant select (tenant_id, access_id, id, document_id, chunk_index), insert, delete on rag_chunks
 to rag_app, rag_publisher;
+-- A worker writes documents as the service does, and asks nothing of them.
+grant select (tenant_id, access_id, id, body_bytes), insert, delete on rag_documents to rag_worker;
+grant update (
+    source_uri, source_hash, source_updated_at, language, title, body, domain, doc_type,
+    provenance_id, task_id, verified, metadata, updated_at, content_updated_at
+) on rag_documents to rag_worker;
+grant select (tenant_id, access_id, id, document_id, chunk_index), insert, delete on rag_chunks to rag_worker;
 grant insert on rag_query_logs, rag_query_log_chunks to rag_app, rag_publisher;
 -- Its id and time are the database's to say.
 grant insert (tenant_id, key_id, user_id, project_id, tags, action) on rag_assertions to rag_app, rag_publisher;
@@ -5425,6 +8290,11 @@ to rag_operator;
 grant select, insert, delete on rag_tags, rag_prompts to rag_operator;
 grant update (owner_user_id, owner_email, updated_at) on rag_tags to rag_operator;
 grant update (prompt, replaces, generation, updated_at) on rag_prompts to rag_operator;
+grant select, insert, delete on rag_limits to rag_operator;
+grant update (
+    queries_per_minute, query_burst, ingests_per_minute, ingest_burst, documents, bytes, updated_at
+) on rag_limits to rag_operator;
+grant select on rag_usage to rag_operator;
 grant select on rag_assertions, rag_retractions, rag_erasures to rag_operator;
 
 -- Views, for the service and for analysts.
@@ -5434,33 +8304,57 @@ to rag_app, rag_publisher, rag_analyst;
 
 -- Functions, by who may call them. Definer functions go to their owners, which may create nothing
 -- once they are there.
-grant create on schema rag to rag_search, rag_principal, rag_steward;
+grant create on schema rag to rag_search, rag_principal, rag_steward, rag_embedder, rag_queue;
+grant create on schema jobs to rag_queue;
 do $$
 declare
     allowed record;
+    own boolean;
     service constant text[] := array['rag_app', 'rag_publisher'];
     people constant text[] := service || array['rag_analyst'];
+    writers constant text[] := service || array['rag_worker'];
 begin
     for allowed in
         select *
         from (values
             -- identity
-            ('begin_as(text, bigint, text, text[], text)', service, null),
+            ('begin_as(text, bigint, text, text[], text)', writers, null),
             ('signature_holds(text[], text)', array['rag_search'], null),
-            ('my_principal()', people || array['rag_principal', 'rag_search'], 'rag_search'),
-            ('my_tenant_id()', people || array['rag_principal', 'rag_search'], null),
-            ('my_user_id()', people || array['rag_principal'], null),
+            ('my_principal()', people || array['rag_worker'] || array['rag_principal', 'rag_search'], 'rag_search'),
+            ('my_tenant_id()', people || array['rag_worker'] || array['rag_principal', 'rag_search'], null),
+            ('my_user_id()', people || array['rag_worker', 'rag_principal'], null),
             ('my_tags()', array['rag_principal'], null),
             ('i_am_analyst()', array['rag_principal'], null),
-            ('my_access_ids()', people || array['rag_principal'], 'rag_search'),
-            ('my_writable_access_ids()', service || array['rag_principal'], 'rag_search'),
+            ('my_access_ids()', people || array['rag_worker'] || array['rag_principal'], 'rag_search'),
+            ('my_writable_access_ids()', writers || array['rag_principal'], 'rag_search'),
             ('narrowed_access_ids(text)', array['rag_principal'], 'rag_search'),
-            ('access_class(text, bigint, text, text[])', service, 'rag_search'),
-            ('class_reads(bigint, text, bigint, text, text[])', service, 'rag_search'),
-            ('my_classes()', people || array['rag_principal'], 'rag_search'),
+            ('access_class(text, bigint, text, text[])', writers, 'rag_search'),
+            ('class_reads(bigint, text, bigint, text, text[])', writers, 'rag_search'),
+            ('my_classes()', people || array['rag_worker', 'rag_principal'], 'rag_search'),
             ('whoami()', people, null),
             ('load_service_keys(text)', service, 'rag_search'),
-            ('tenant_lock(text)', service || array['rag_search', 'rag_principal', 'rag_steward'], null),
+            ('tenant_lock(text)', writers || array['rag_search', 'rag_principal', 'rag_steward'], null),
+            ('proof_holds(text, text)', array['rag_queue'], 'rag_search'),
+            -- jobs
+            ('push_job(text, uuid, text, text, integer)', array['rag_principal', 'rag_queue'], 'rag_queue'),
+            ('drop_queued(bigint[])', array['rag_principal', 'rag_queue', 'rag_steward'], 'rag_queue'),
+            ('take_job(uuid, bigint, text)', array['rag_worker'], 'rag_queue'),
+            ('return_job(uuid, uuid, text, text, interval, boolean, text)', array['rag_worker'], 'rag_queue'),
+            ('recover_jobs(interval, integer)', array['rag_worker'], 'rag_queue'),
+            ('expire_jobs(interval, interval)', array['rag_worker', 'rag_operator'], 'rag_queue'),
+            ('queue_depth(interval, text)', writers, 'rag_queue'),
+            ('enqueue_job(text, text, text, text, jsonb, text, integer, bytea, bytea)', service, 'rag_principal'),
+            ('record_request(text, text, text, jsonb, bytea, bytea)', service, 'rag_principal'),
+            ('my_request(bytea, interval)', service, 'rag_principal'),
+            ('my_job(uuid)', service, 'rag_principal'),
+            ('cancel_my_job(uuid)', service, 'rag_principal'),
+            ('settle_job(uuid, uuid, jsonb)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
+            ('claim_source(bigint, text, text, uuid, interval)', writers, 'rag_principal'),
+            ('renew_claim(bytea, uuid, interval)', writers, 'rag_principal'),
+            ('release_claim(bytea, uuid)', writers, 'rag_principal'),
+            ('list_jobs(text, text, integer)', array['rag_operator'], 'rag_queue'),
+            ('resubmit_jobs(uuid[])', array['rag_operator'], 'rag_queue'),
+            ('cancel_jobs(uuid[])', array['rag_operator'], 'rag_queue'),
             -- reading
             ('source_digest(text, text)', array['rag_principal'], null),
             ('provenance_digest(text)', array['rag_principal'], null),
@@ -5468,14 +8362,14 @@ begin
             ('my_documents()', people, 'rag_principal'),
             ('my_listed_documents()', people, 'rag_search'),
             ('my_chunks()', people, 'rag_principal'),
-            ('my_document(uuid)', people, 'rag_principal'),
-            ('my_document_chunks(uuid)', service, 'rag_principal'),
+            ('my_document(uuid)', people || array['rag_worker'], 'rag_principal'),
+            ('my_document_chunks(uuid)', writers, 'rag_principal'),
             ('my_documents_among(uuid[])', service, 'rag_principal'),
             ('my_sources_among(text[])', service, 'rag_principal'),
-            ('find_source(bigint, text, bigint, text, text, text)', service, 'rag_principal'),
+            ('find_source(bigint, text, bigint, text, text, text)', writers, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
             ('derived_documents(uuid[], text[], text[], boolean)', service, 'rag_principal'),
-            ('retraction_of(text, bigint, text, text, text)', service, 'rag_principal'),
+            ('retraction_of(text, bigint, text, text, text)', writers, 'rag_principal'),
             ('close_sources(bigint[], text[], text[], uuid[], text)', service, 'rag_principal'),
             ('reopen_sources(text[], text[], uuid[], text[], text[])', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),
@@ -5486,18 +8380,23 @@ begin
             ('give_feedback(uuid, uuid, integer, integer, boolean)', service, 'rag_principal'),
             ('my_tag_owner(text)', service, 'rag_principal'),
             ('my_prompt()', service, 'rag_principal'),
+            ('my_synchronisations()', service, 'rag_principal'),
+            (
+                'note_synchronisation(bigint, text, text, integer, integer, integer, integer, integer)',
+                service, 'rag_principal'
+            ),
             ('my_members()', service, 'rag_principal'),
             ('share_project(text, bigint, boolean)', service, 'rag_principal'),
             ('unshare_project(text, bigint)', service, 'rag_principal'),
             -- retrieval
-            ('text_search_config(text)', people || array['rag_search', 'rag_principal'], null),
-            ('unspaced_letters()', service || array['rag_search', 'rag_principal'], null),
-            ('unspaced_unit()', service || array['rag_search', 'rag_principal'], null),
-            ('unspaced_vector(text, boolean)', service || array['rag_search', 'rag_principal'], null),
-            ('prepared_vector(regconfig, text, boolean)', service || array['rag_search', 'rag_principal'], null),
-            ('text_vector(text, text, boolean)', service || array['rag_search', 'rag_principal'], null),
-            ('search_vector(text, text)', service, null),
-            ('lexeme_total(tsvector)', service, null),
+            ('text_search_config(text)', people || array['rag_worker'] || array['rag_search', 'rag_principal'], null),
+            ('unspaced_letters()', writers || array['rag_search', 'rag_principal'], null),
+            ('unspaced_unit()', writers || array['rag_search', 'rag_principal'], null),
+            ('unspaced_vector(text, boolean)', writers || array['rag_search', 'rag_principal'], null),
+            ('prepared_vector(regconfig, text, boolean)', writers || array['rag_search', 'rag_principal'], null),
+            ('text_vector(text, text, boolean)', writers || array['rag_search', 'rag_principal'], null),
+            ('search_vector(text, text)', writers, null),
+            ('lexeme_total(tsvector)', writers, null),
             ('lexeme_query(text)', array['rag_search', 'rag_principal'], null),
             ('question_lexemes(text, text)', array['rag_search', 'rag_principal'], null),
             ('class_contents(text)', array['rag_principal', 'rag_search'], 'rag_search'),
@@ -5525,11 +8424,23 @@ begin
                 people, 'rag_principal'
             ),
             -- maintaining
-            ('class_indexes()', array['rag_operator', 'rag_search'], null),
+            ('class_indexes()', array['rag_operator', 'rag_search', 'rag_embedder'], null),
             ('class_sizes(bigint)', array['rag_operator'], 'rag_search'),
             ('measure_class(text, bigint, integer)', array['rag_operator'], 'rag_search'),
             ('set_class_ready(text, bigint, boolean)', array['rag_operator'], 'rag_search'),
             ('demote_class(text, bigint)', array['rag_operator'], 'rag_search'),
+            -- changing the model; the owner alone may fill
+            ('active_model()', writers || array['rag_operator'], 'rag_principal'),
+            ('check_model(text)', writers, 'rag_principal'),
+            ('compare_models(halfvec, halfvec, integer)', service, 'rag_principal'),
+            ('chunks_to_fill(text, bigint, integer)', array['rag_owner'], 'rag_embedder'),
+            ('fill_vectors(text, text[], bigint[], uuid[], text[])', array['rag_owner'], 'rag_embedder'),
+            ('count_fill()', array['rag_owner'], 'rag_embedder'),
+            ('lacks_vectors()', array['rag_owner'], 'rag_embedder'),
+            ('large_classes()', array['rag_owner'], 'rag_embedder'),
+            ('set_models(text, text, boolean)', array['rag_owner'], 'rag_embedder'),
+            ('pause_writes(integer)', array['rag_owner'], 'rag_embedder'),
+            ('list_models()', array['rag_owner', 'rag_operator'], 'rag_embedder'),
             -- operating
             ('add_signing_key()', array['rag_operator'], 'rag_steward'),
             ('list_signing_keys()', array['rag_operator'], 'rag_steward'),
@@ -5538,8 +8449,24 @@ begin
             ('forget(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
             ('count_traces(text, bigint, text, text, text)', array['rag_operator'], 'rag_steward'),
             ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
+            ('expired_questions(interval, bigint)', array['rag_steward'], null),
+            ('expired_assertions(interval, bigint)', array['rag_steward'], null),
+            ('count_expired(text, interval)', array['rag_operator'], 'rag_steward'),
+            ('expire_batch(text, interval, integer)', array['rag_operator'], 'rag_steward'),
             ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward'),
-            ('embeds_with(text, text)', array['rag_operator'], 'rag_steward')
+            ('embeds_with(text, text)', array['rag_operator'], 'rag_steward'),
+            -- limits
+            ('limits_of(text)', array['rag_search'], null),
+            (
+                'refilled_tokens(double precision, timestamptz, integer, integer, timestamptz)',
+                array['rag_search'], null
+            ),
+            ('take_token(text)', service, 'rag_search'),
+            ('take_token_as(text, bigint, text, text[], text, text)', service, null),
+            ('charge_quota(bigint, bigint)', writers, 'rag_search'),
+            ('my_limits()', writers, 'rag_search'),
+            ('usage_drift()', array['rag_operator'], 'rag_steward'),
+            ('recount_usage(text)', array['rag_operator'], 'rag_steward')
         ) as listed (signature, callers, owner)
     loop
         execute format(
@@ -5547,12 +8474,44 @@ begin
             cast(allowed.signature as regprocedure),
             array_to_string(allowed.callers, ', ')
         );
+        -- To the owner of the tables only by the function's own, whom its right would go to with the function.
+        own := 'rag_owner' = any(allowed.callers);
         if allowed.owner is not null then
             execute format(
                 'alter function %s owner to %I', cast(allowed.signature as regprocedure), allowed.owner
             );
         end if;
+        if own then
+            execute format('set local role %I', allowed.owner);
+            execute format(
+                'grant execute on function %s to rag_owner', cast(allowed.signature as regprocedure)
+            );
+            set local role rag_owner;
+        end if;
     end loop;
 end
 $$;
-revoke create on schema rag from rag_search, rag_principal, rag_steward;
+revoke create on schema rag from rag_search, rag_principal, rag_steward, rag_embedder, rag_queue;
+
+-- What a worker calls of the queue by itself; all else only the functions above do.
+do $$
+declare
+    found record;
+begin
+    for found in
+        select cast(process.oid as regprocedure) as signature, process.proname
+        from pg_proc as process
+        where process.pronamespace = to_regnamespace('jobs')
+    loop
+        if found.proname in (
+            'procrastinate_fetch_job_v2', 'procrastinate_finish_job_v1', 'procrastinate_retry_job_v2',
+            'procrastinate_register_worker_v1', 'procrastinate_unregister_worker_v1',
+            'procrastinate_update_heartbeat_v1', 'procrastinate_prune_stalled_workers_v1'
+        ) then
+            execute format('grant execute on function %s to rag_worker', found.signature);
+        end if;
+        execute format('alter function %s owner to rag_queue', found.signature);
+    end loop;
+end
+$$;
+revoke create on schema jobs from rag_queue;

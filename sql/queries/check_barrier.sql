@@ -9,7 +9,7 @@ select
         where pg_has_role(login.oid, powerful.oid, 'member')
             and powerful.oid <> login.oid
             and (powerful.rolsuper or powerful.rolbypassrls or powerful.rolname in (
-                'rag_owner', 'rag_search', 'rag_principal', 'rag_steward'
+                'rag_owner', 'rag_search', 'rag_principal', 'rag_steward', 'rag_embedder', 'rag_queue'
             ))
     ) as may_become_powerful,
     (

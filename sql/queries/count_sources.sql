@@ -20,6 +20,10 @@ select
     cast(coalesce(sum(counted.foreign_model), 0) as bigint) as other_model_chunks,
     count(*) filter (where document.source_updated_at > document.updated_at) as source_is_newer,
     count(*) filter (where document.content_updated_at < now() - interval '180 days') as older_than_180_days,
+    count(*) filter (
+        where document.source_updated_at > document.updated_at
+            or document.content_updated_at < now() - interval '180 days'
+    ) as stale,
     max(document.updated_at) as last_written_at,
     min(document.content_updated_at) as oldest_text_at
 from rag.my_documents() as document

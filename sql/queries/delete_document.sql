@@ -6,4 +6,4 @@ where tenant_id = %(tenant_id)s
     -- The policies' own condition: either of the two is enough.
     and access_id = any((select rag.my_writable_access_ids())::bigint[])
     and id = %(id)s
-returning id
+returning id, body_bytes

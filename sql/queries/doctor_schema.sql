@@ -359,14 +359,15 @@ fact as (
                 and class.relname in (
                     select format('rag_chunks_%%s_%%s', kind, substring(predicate, '\d+'))
                     from pg_get_expr(index.indpred, index.indrelid) as predicate
-                    cross join unnest(array['vector', 'words']) as kind
+                    cross join unnest(array['vector', 'words', 'second']) as kind
                     where predicate ~ '^\(access_id = ''\d+''::bigint\)$'
                 ),
                 false
             ) as maintained
     ) as fenced
     -- Those of single classes come and go with rag maintain, whose own query finds what is wrong with one.
-    where not fenced.maintained and not exists (
+    -- That of the contents of a second model comes and goes with it.
+    where not fenced.maintained and class.relname <> 'rag_chunks_second_contents' and not exists (
         select
         from pg_constraint as con
         where con.conindid = index.indexrelid and con.conrelid = index.indrelid

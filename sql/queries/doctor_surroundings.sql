@@ -5,8 +5,8 @@ with ours as materialized (
     select role.oid, role.rolname
     from pg_roles as role
     where role.rolname in (
-        'rag_owner', 'rag_search', 'rag_principal', 'rag_steward', 'rag_analyst', 'rag_migrator', 'rag_app',
-        'rag_publisher', 'rag_operator'
+        'rag_owner', 'rag_search', 'rag_principal', 'rag_steward', 'rag_embedder', 'rag_queue', 'rag_analyst',
+        'rag_migrator', 'rag_app', 'rag_publisher', 'rag_worker', 'rag_operator'
     )
 ),
 
@@ -335,7 +335,7 @@ fact as (
         and (
             owner.rolsuper
             or owner.rolbypassrls
-            or owner.rolname in ('rag_owner', 'rag_search', 'rag_principal', 'rag_steward')
+            or owner.rolname in ('rag_owner', 'rag_search', 'rag_principal', 'rag_steward', 'rag_embedder')
         )
         and exists (
             select

@@ -36,4 +36,4 @@ select
 from rag.my_classes() as class
 where class.tenant_id = %(tenant_id)s
     and class.access_id = %(access_id)s
-returning id
+returning id, body_bytes

@@ -33,7 +33,7 @@ removed as (
         and document.access_id = tainted.access_id
         and document.id = tainted.document_id
         and tainted.goes
-    returning document.access_id, document.id
+    returning document.access_id, document.id, document.body_bytes
 )
 
 select
@@ -41,6 +41,7 @@ select
     tainted.document_id,
     tainted.source_id,
     tainted.chunks,
+    removed.body_bytes,
     removed.id is not null as is_removed
 from tainted
 left join removed

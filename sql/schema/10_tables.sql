@@ -84,6 +84,8 @@ create table rag_documents (
     language text,
     title text not null,
     body text not null,
+    -- Kept, so that what goes can be counted without reading it.
+    body_bytes integer not null generated always as (octet_length(body)) stored,
     domain text,
     doc_type text,
     provenance_id text,
@@ -128,6 +130,7 @@ comment on column rag_documents.source_updated_at is 'When the source itself say
 comment on column rag_documents.language is 'ISO 639-1 code; chooses the text-search configuration; null when unknown';
 comment on column rag_documents.title is 'What a citation calls the document';
 comment on column rag_documents.body is 'The whole text; offsets of chunks count its characters';
+comment on column rag_documents.body_bytes is 'Size of the body in UTF-8; what a quota of bytes counts';
 comment on column rag_documents.domain is 'Subject area given by the caller';
 comment on column rag_documents.doc_type is 'Kind of document given by the caller';
 comment on column rag_documents.provenance_id is 'What the document was derived from';
@@ -154,8 +157,10 @@ create table rag_chunks (
     tenant_id text not null,
     language text,
     embedding_model text not null,
+    second_embedding_model text,
     tsv tsvector not null,
     embedding halfvec(:embedding_dimensions) not null,
+    second_embedding halfvec(:embedding_dimensions),
     chunk_hash text not null,
     token_counter text not null,
     section text,
@@ -173,12 +178,19 @@ create table rag_chunks (
     constraint rag_chunks_offsets check (start_offset >= 0 and end_offset > start_offset),
     constraint rag_chunks_lexemes check (lexeme_count >= 0),
     -- A zero vector has no direction: its cosine is NaN, and an index leaves it out without a word.
-    constraint rag_chunks_embedding check (l2_norm(embedding) > 0)
+    constraint rag_chunks_embedding check (
+        (embedding is null) = (embedding_model is null) and l2_norm(embedding) > 0
+    ),
+    -- As the one above word by word: when models change places, so do the names.
+    constraint rag_chunks_second_embedding check (
+        (second_embedding is null) = (second_embedding_model is null) and l2_norm(second_embedding) > 0
+    )
 );
 
 -- Read row by row during an exact scan, so both stay in the row: the vector as it is, the tsvector
 -- uncompressed as long as two rows fit on a page. The text is the first to move out.
 alter table rag_chunks alter column embedding set storage plain;
+alter table rag_chunks alter column second_embedding set storage plain;
 alter table rag_chunks alter column tsv set storage main;
 alter table rag_chunks set (toast_tuple_target = 4080);
 
@@ -205,6 +217,8 @@ comment on column rag_chunks.page_number is 'Page of the source, from 1; null wh
 comment on column rag_chunks.section is 'Path of headings, outermost first; null when there is none';
 comment on column rag_chunks.embedding is 'Unit vector of title, section and text; models of fewer dimensions are padded with zeros';
 comment on column rag_chunks.embedding_model is 'The model that made the embedding; vectors of different models are never compared';
+comment on column rag_chunks.second_embedding is 'The same of a second model, while one is added or kept; null where it has not been filled; no search reads it';
+comment on column rag_chunks.second_embedding_model is 'The model that made second_embedding, null where that is';
 comment on column rag_chunks.tsv is 'Lexemes of title, section and text in the configuration of the language';
 comment on column rag_chunks.lexeme_count is 'Occurrences of lexemes in tsv: the length that BM25 normalises by';
 comment on column rag_chunks.language is 'Language of the document';
@@ -338,6 +352,41 @@ comment on column rag_tombstones.updated_at is 'When it was last deleted, retrac
 comment on column rag_tombstones.retracted is 'Whether an ingest is refused until the source is reinstated, unless it names a higher generation';
 comment on column rag_tombstones.cascade_id is 'Of the last retraction, as in rag_retractions; null when it was deleted alone';
 comment on column rag_tombstones.removed_id is 'Id of the document that was last retracted; null when there was none';
+
+create table rag_synchronisations (
+    tenant_id text not null,
+    access_id bigint not null,
+    source text not null,
+    version text,
+    files integer not null,
+    written integer not null,
+    removed integer not null,
+    unchanged integer not null,
+    failed integer not null,
+    finished_at timestamptz not null default now(),
+    succeeded_at timestamptz,
+    constraint rag_synchronisations_pkey primary key (tenant_id, access_id, source),
+    constraint rag_synchronisations_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete cascade,
+    constraint rag_synchronisations_source check (source ~ '^[a-z0-9][a-z0-9._-]{0,63}$'),
+    constraint rag_synchronisations_version check (length(version) between 1 and 128),
+    constraint rag_synchronisations_counts check (
+        files >= 0 and written >= 0 and removed >= 0 and unchanged >= 0 and failed >= 0
+    )
+);
+
+comment on table rag_synchronisations is 'What came of the last synchronisation of each source, in the class to which its documents go';
+comment on column rag_synchronisations.tenant_id is 'The tenant';
+comment on column rag_synchronisations.access_id is 'The access class of the source''s documents; decides who may see the row';
+comment on column rag_synchronisations.source is 'Name of the source, as in RAG_SOURCES';
+comment on column rag_synchronisations.version is 'Commit that was read; null for a directory';
+comment on column rag_synchronisations.files is 'Files that counted';
+comment on column rag_synchronisations.written is 'Documents that were written: new, changed, moved, or mended';
+comment on column rag_synchronisations.removed is 'Documents that were removed';
+comment on column rag_synchronisations.unchanged is 'Documents that were as they should be';
+comment on column rag_synchronisations.failed is 'Files that could not be taken in, and documents that stayed although they are gone';
+comment on column rag_synchronisations.finished_at is 'When the last one ended';
+comment on column rag_synchronisations.succeeded_at is 'When the last one ended that had no failures; null when none has';
 
 create table rag_erasures (
     tenant_id text not null,
@@ -544,6 +593,24 @@ comment on column rag_signing_keys.inner_pad is 'The secret, padded and combined
 comment on column rag_signing_keys.outer_pad is 'The secret, padded and combined with 0x5c (RFC 2104)';
 comment on column rag_signing_keys.created_at is 'When it was made';
 
+create table rag_models (
+    place text not null,
+    model_id text not null,
+    is_former boolean not null default false,
+    writes_paused_until timestamptz,
+    changed_at timestamptz not null default now(),
+    constraint rag_models_pkey primary key (place),
+    constraint rag_models_place check (place in ('active', 'second')),
+    constraint rag_models_id check (length(model_id) between 1 and 200)
+);
+
+comment on table rag_models is 'Which embedding models the two vector columns of rag_chunks are of; empty until a second one is added, and then binding: a service of another model is refused. Without a tenant: the columns are everybody''s';
+comment on column rag_models.place is 'active: embedding, which is searched; second: second_embedding';
+comment on column rag_models.model_id is 'The model, as in rag_chunks.embedding_model';
+comment on column rag_models.is_former is 'Whether the second model was active before, and is kept for a way back';
+comment on column rag_models.writes_paused_until is 'Until then new chunks are refused, so that the last vectors are filled and the models change places';
+comment on column rag_models.changed_at is 'When it took this place';
+
 create table rag_analysts (
     tenant_id text not null,
     role_name text not null,
@@ -669,6 +736,159 @@ comment on column rag_retractions.documents is 'Documents that were removed';
 comment on column rag_retractions.chunks is 'Their chunks';
 comment on column rag_retractions.created_at is 'When';
 
+create table rag_limits (
+    tenant_id text not null,
+    queries_per_minute integer,
+    query_burst integer,
+    ingests_per_minute integer,
+    ingest_burst integer,
+    documents bigint,
+    bytes bigint,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint rag_limits_pkey primary key (tenant_id),
+    -- No tenant is called by the empty name.
+    constraint rag_limits_tenant check (length(tenant_id) <= 128),
+    constraint rag_limits_rates check (
+        queries_per_minute between 0 and 1000000 and ingests_per_minute between 0 and 1000000
+    ),
+    constraint rag_limits_bursts check (
+        query_burst between 1 and 1000000 and ingest_burst between 1 and 1000000
+        and (query_burst is null or queries_per_minute is not null)
+        and (ingest_burst is null or ingests_per_minute is not null)
+    ),
+    constraint rag_limits_quotas check (documents >= 0 and bytes >= 0)
+);
+
+comment on table rag_limits is 'How much tenants may ask and store, as operators say; null for no limit, and no row for none at all';
+comment on column rag_limits.tenant_id is 'The tenant; empty for those that have no row of their own';
+comment on column rag_limits.queries_per_minute is 'Questions a minute in the long run; 0 for none';
+comment on column rag_limits.query_burst is 'Questions that may come at once after a pause; null for those of a minute';
+comment on column rag_limits.ingests_per_minute is 'Documents a minute in the long run that may be sent; 0 for none';
+comment on column rag_limits.ingest_burst is 'Documents that may come at once after a pause; null for those of a minute';
+comment on column rag_limits.documents is 'Documents that may be stored';
+comment on column rag_limits.bytes is 'Sum of their bodies, in UTF-8';
+comment on column rag_limits.created_at is 'When a limit was first set';
+comment on column rag_limits.updated_at is 'When one was last set';
+
+-- Unlogged: a commit that writes nothing else waits for no disk. After a crash every bucket is full.
+-- Room on each page, so that a row that changes often stays where it is.
+create unlogged table rag_rate_buckets (
+    tenant_id text not null,
+    kind text not null,
+    tokens double precision not null,
+    refilled_at timestamptz not null,
+    constraint rag_rate_buckets_pkey primary key (tenant_id, kind),
+    constraint rag_rate_buckets_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_rate_buckets_kind check (kind in ('query', 'ingest')),
+    constraint rag_rate_buckets_tokens check (tokens between 0 and 1000000)
+) with (fillfactor = 50);
+
+comment on table rag_rate_buckets is 'What a tenant has left of its rates; a row once it has used one';
+comment on column rag_rate_buckets.tenant_id is 'The tenant';
+comment on column rag_rate_buckets.kind is 'query or ingest';
+comment on column rag_rate_buckets.tokens is 'Requests that were left at refilled_at';
+comment on column rag_rate_buckets.refilled_at is 'When the last one was granted, by the clock of the database';
+
+create table rag_usage (
+    tenant_id text not null,
+    slot smallint not null,
+    documents bigint not null,
+    bytes bigint not null,
+    constraint rag_usage_pkey primary key (tenant_id, slot),
+    constraint rag_usage_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_usage_slot check (slot between 0 and 15)
+) with (fillfactor = 50);
+
+comment on table rag_usage is 'How much a tenant has stored: the sum of its rows. Several, so that those who write at once do not wait for each other''s commit';
+comment on column rag_usage.tenant_id is 'The tenant';
+comment on column rag_usage.slot is 'Of the connection that wrote; says nothing else';
+comment on column rag_usage.documents is 'Documents that were added less those that were removed; below 0 where they were added through another slot';
+comment on column rag_usage.bytes is 'The same of the bytes of their bodies';
+
+create table rag_jobs (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    -- 0: a principal without a user.
+    user_id bigint not null,
+    project_id text,
+    tags text[] not null,
+    kind text not null,
+    status text not null,
+    reason text,
+    detail text,
+    attempts integer not null default 0,
+    losses integer not null default 0,
+    lock text,
+    queue_id bigint,
+    turn integer not null default 0,
+    claim uuid,
+    source_type text,
+    source_id text,
+    payload jsonb,
+    body text,
+    result jsonb,
+    request_key bytea,
+    request_digest bytea,
+    created_at timestamptz not null default now(),
+    started_at timestamptz,
+    due_at timestamptz,
+    finished_at timestamptz,
+    constraint rag_jobs_pkey primary key (tenant_id, id),
+    constraint rag_jobs_request unique (tenant_id, user_id, request_key),
+    constraint rag_jobs_tenant check (length(tenant_id) between 1 and 128),
+    constraint rag_jobs_status check (status in ('pending', 'processing', 'succeeded', 'failed', 'cancelled')),
+    constraint rag_jobs_kind check (length(kind) between 1 and 64),
+    constraint rag_jobs_claim check (claim is null or status = 'processing')
+);
+
+-- What a worker looks a job up by: it knows of no tenant.
+create index rag_jobs_queue on rag_jobs (queue_id) where status in ('pending', 'processing');
+create index rag_jobs_open on rag_jobs (tenant_id, turn) where status in ('pending', 'processing');
+create index rag_jobs_finished on rag_jobs (finished_at) where finished_at is not null;
+
+comment on table rag_jobs is 'What somebody asked for that a worker does later, or that had an idempotency key; the queue itself is schema jobs';
+comment on column rag_jobs.tenant_id is 'The tenant';
+comment on column rag_jobs.id is 'Random; what a caller asks for its status by';
+comment on column rag_jobs.user_id is 'The user who asked, and as whom it is done; 0 for a principal without one';
+comment on column rag_jobs.project_id is 'The project of the principal, * for all';
+comment on column rag_jobs.tags is 'The tags of the principal';
+comment on column rag_jobs.kind is 'What is to be done: ingest, …';
+comment on column rag_jobs.status is 'pending, processing, succeeded, failed (parked, with a reason) or cancelled';
+comment on column rag_jobs.reason is 'The code of the last error; null when there was none';
+comment on column rag_jobs.detail is 'The last error in words, as its requester would have been told';
+comment on column rag_jobs.attempts is 'How often a worker has begun it';
+comment on column rag_jobs.losses is 'How often a worker ended in the middle of it';
+comment on column rag_jobs.lock is 'Digest; jobs of one are done one after the other';
+comment on column rag_jobs.queue_id is 'Its number in the queue; null for a request that was answered at once';
+comment on column rag_jobs.turn is 'When it is its turn among those of all tenants; smaller is sooner';
+comment on column rag_jobs.claim is 'Whose it is: made anew each time a worker takes it';
+comment on column rag_jobs.source_type is 'The source that it is about';
+comment on column rag_jobs.source_id is 'The source that it is about';
+comment on column rag_jobs.payload is 'What is to be done, as its kind reads it; removed when it succeeded or was cancelled';
+comment on column rag_jobs.body is 'The document that was sent; removed with payload';
+comment on column rag_jobs.result is 'Ids and counts';
+comment on column rag_jobs.request_key is 'SHA-256 of the caller''s idempotency key; null without one, and once it has expired';
+comment on column rag_jobs.request_digest is 'SHA-256 of what was asked for';
+comment on column rag_jobs.created_at is 'When it was asked for';
+comment on column rag_jobs.started_at is 'When a worker last began it';
+comment on column rag_jobs.due_at is 'When it is tried again';
+comment on column rag_jobs.finished_at is 'When it succeeded, failed for good or was cancelled';
+
+create table rag_claims (
+    tenant_id text not null,
+    source_digest bytea not null,
+    token uuid not null,
+    expires_at timestamptz not null,
+    constraint rag_claims_pkey primary key (tenant_id, source_digest)
+);
+
+comment on table rag_claims is 'Sources that somebody is making searchable at this moment, for seconds';
+comment on column rag_claims.tenant_id is 'The tenant';
+comment on column rag_claims.source_digest is 'SHA-256 of owner, source type and source id';
+comment on column rag_claims.token is 'Whose claim it is';
+comment on column rag_claims.expires_at is 'When it ends by itself, unless it is renewed';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -682,25 +902,38 @@ begin
             ('rag_project_members', array['tenant_id', 'project_id']),
             ('rag_documents', array[
                 'tenant_id', 'source_id', 'source_uri', 'source_hash', 'title', 'body', 'domain', 'doc_type',
-                'provenance_id', 'task_id', 'metadata', 'tags', 'project_id'
+                'provenance_id', 'task_id', 'metadata', 'tags', 'project_id', 'body_bytes'
             ]),
-            ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'token_counter']),
+            ('rag_chunks', array['tenant_id', 'chunk_text', 'chunk_hash', 'section', 'tsv', 'embedding', 'second_embedding', 'token_counter']),
             ('rag_class_indexes', array['tenant_id']),
             ('rag_class_languages', array['tenant_id']),
             ('rag_class_lexemes', array['tenant_id', 'lexeme', 'chunks']),
             ('rag_calibrations', array['tenant_id']),
             ('rag_tombstones', array['tenant_id', 'source_digest', 'reason', 'cascade_id']),
+            ('rag_synchronisations', array['tenant_id', 'source', 'version']),
             ('rag_erasures', array['tenant_id', 'subject_digest', 'erased_by']),
             ('rag_query_logs', array['tenant_id', 'project_id', 'query_hash', 'query_text', 'route_tag']),
             ('rag_query_log_chunks', array['tenant_id']),
             ('rag_feedback', array['tenant_id']),
             ('rag_tags', array['tenant_id', 'name', 'owner_email']),
             ('rag_prompts', array['tenant_id', 'prompt']),
+            ('rag_models', array['model_id']),
             ('rag_signing_keys', array['key_id', 'inner_pad', 'outer_pad']),
             ('rag_analysts', array['tenant_id', 'role_name', 'tags', 'projects']),
             ('rag_service_keys', array['tenant_id', 'name', 'secret_sha256', 'tags', 'user_ids', 'project_ids']),
             ('rag_assertions', array['tenant_id', 'project_id', 'tags']),
-            ('rag_retractions', array['tenant_id', 'project_id', 'reason', 'cascade_id'])
+            ('rag_retractions', array['tenant_id', 'project_id', 'reason', 'cascade_id']),
+            ('rag_limits', array[
+                'tenant_id', 'queries_per_minute', 'query_burst', 'ingests_per_minute', 'ingest_burst', 'documents',
+                'bytes'
+            ]),
+            ('rag_rate_buckets', array['tenant_id', 'tokens', 'refilled_at']),
+            ('rag_usage', array['tenant_id', 'slot', 'documents', 'bytes']),
+            ('rag_jobs', array[
+                'tenant_id', 'project_id', 'tags', 'reason', 'detail', 'lock', 'source_id', 'payload', 'body', 'result',
+                'request_key', 'request_digest'
+            ]),
+            ('rag_claims', array['tenant_id', 'source_digest'])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop

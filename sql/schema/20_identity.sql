@@ -57,7 +57,7 @@ declare
     project constant text := coalesce(current_setting('app.project_id', true), '');
     tag_list constant text := current_setting('app.tags', true);
 begin
-    if session_user in ('rag_app', 'rag_publisher') then
+    if session_user in ('rag_app', 'rag_publisher', 'rag_worker') then
         -- Malformed is nobody, without an error. The list of tags is checked by a pattern and not by
         -- `is json`, which runs out of stack on deep nesting and lets through escapes that jsonb
         -- refuses with an error.
@@ -517,3 +517,17 @@ end
 $$;
 
 comment on function load_service_keys(text) is 'The service keys that are valid now, for a login that proves with a signature over its name and the word service_keys that it is the service; raises 28000 otherwise';
+
+create function proof_holds(purpose text, proof text)
+returns boolean
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    return signature_holds(array[cast(session_user as text), proof_holds.purpose], proof_holds.proof);
+end
+$$;
+
+comment on function proof_holds(text, text) is 'Whether the login proves, with a signature over its name and this word, that it is the service';

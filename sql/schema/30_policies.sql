@@ -10,7 +10,9 @@ begin
         'rag_access_classes', 'rag_project_members', 'rag_documents', 'rag_chunks', 'rag_tombstones',
         'rag_erasures', 'rag_query_logs', 'rag_query_log_chunks', 'rag_signing_keys', 'rag_analysts',
         'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
-        'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions'
+        'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions',
+        'rag_limits', 'rag_rate_buckets', 'rag_usage', 'rag_models', 'rag_jobs', 'rag_claims',
+        'rag_synchronisations'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -81,10 +83,11 @@ begin
         from (values
             ('rag_project_members', 'rag_principal', array['select', 'insert', 'update', 'delete']),
             ('rag_documents', 'rag_principal', array['select']),
-            ('rag_documents', 'rag_app, rag_publisher', array['select', 'insert', 'update', 'delete']),
+            ('rag_documents', 'rag_app, rag_publisher, rag_worker', array['select', 'insert', 'update', 'delete']),
             ('rag_chunks', 'rag_principal', array['select']),
-            ('rag_chunks', 'rag_app, rag_publisher', array['select', 'insert', 'delete']),
+            ('rag_chunks', 'rag_app, rag_publisher, rag_worker', array['select', 'insert', 'delete']),
             ('rag_tombstones', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_synchronisations', 'rag_principal', array['select', 'insert', 'update']),
             ('rag_query_logs', 'rag_principal', array['select']),
             ('rag_query_logs', 'rag_app, rag_publisher', array['insert']),
             ('rag_query_log_chunks', 'rag_principal', array['select']),
@@ -92,6 +95,8 @@ begin
             ('rag_feedback', 'rag_principal', array['select', 'insert', 'update']),
             ('rag_tags', 'rag_principal', array['select']),
             ('rag_prompts', 'rag_principal', array['select']),
+            ('rag_jobs', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_claims', 'rag_principal', array['select', 'insert', 'update', 'delete']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
             ('rag_assertions', 'rag_app, rag_publisher', array['insert']),
             ('rag_retractions', 'rag_app, rag_publisher', array['insert'])
@@ -162,12 +167,12 @@ comment on policy operate_members_delete on rag_project_members is 'Operators en
 
 -- Documents.
 create policy read_documents on rag_documents
-for select to rag_app, rag_publisher, rag_principal
+for select to rag_app, rag_publisher, rag_worker, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_documents on rag_documents is 'Documents of the classes that the principal may read';
 
 create policy add_documents on rag_documents
-for insert to rag_app, rag_publisher
+for insert to rag_app, rag_publisher, rag_worker
 with check (
     access_id = any((select my_writable_access_ids())::bigint[])
     -- What people read of scope, owner and tags must not lie.
@@ -176,29 +181,29 @@ with check (
 comment on policy add_documents on rag_documents is 'Documents of the classes that the principal may write, with the scope, owner and tags of their class';
 
 create policy change_documents on rag_documents
-for update to rag_app, rag_publisher
+for update to rag_app, rag_publisher, rag_worker
 using (access_id = any((select my_writable_access_ids())::bigint[]))
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy change_documents on rag_documents is 'Documents of the classes that the principal may write';
 
 create policy remove_documents on rag_documents
-for delete to rag_app, rag_publisher
+for delete to rag_app, rag_publisher, rag_worker
 using (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy remove_documents on rag_documents is 'Documents of the classes that the principal may write';
 
 -- Chunks. They are replaced, never updated.
 create policy read_chunks on rag_chunks
-for select to rag_app, rag_publisher, rag_principal
+for select to rag_app, rag_publisher, rag_worker, rag_principal
 using (access_id = any((select my_access_ids())::bigint[]));
 comment on policy read_chunks on rag_chunks is 'Chunks of the classes that the principal may read';
 
 create policy add_chunks on rag_chunks
-for insert to rag_app, rag_publisher
+for insert to rag_app, rag_publisher, rag_worker
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy add_chunks on rag_chunks is 'Chunks of the classes that the principal may write';
 
 create policy remove_chunks on rag_chunks
-for delete to rag_app, rag_publisher
+for delete to rag_app, rag_publisher, rag_worker
 using (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy remove_chunks on rag_chunks is 'Chunks of the classes that the principal may write';
 
@@ -218,6 +223,23 @@ for update to rag_principal
 using (access_id = any((select my_writable_access_ids())::bigint[]))
 with check (access_id = any((select my_writable_access_ids())::bigint[]));
 comment on policy raise_tombstones on rag_tombstones is 'Deleted sources of the classes that the principal may write';
+
+-- What came of synchronisations.
+create policy read_synchronisations on rag_synchronisations
+for select to rag_principal
+using (access_id = any((select my_access_ids())::bigint[]));
+comment on policy read_synchronisations on rag_synchronisations is 'Sources whose documents are of classes that the principal may read';
+
+create policy add_synchronisations on rag_synchronisations
+for insert to rag_principal
+with check (access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy add_synchronisations on rag_synchronisations is 'Sources whose documents are of classes that the principal may write';
+
+create policy change_synchronisations on rag_synchronisations
+for update to rag_principal
+using (access_id = any((select my_writable_access_ids())::bigint[]))
+with check (access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy change_synchronisations on rag_synchronisations is 'Sources whose documents are of classes that the principal may write';
 
 create policy count_erasures on rag_erasures
 for select to rag_principal
@@ -296,6 +318,44 @@ for insert to rag_app, rag_publisher
 with check (user_id = coalesce((select my_user_id()), 0));
 comment on policy add_retractions on rag_retractions is 'Who retracts, written as that principal';
 
+-- Jobs: each principal's own. What a worker is handed, take_job() hands it.
+do $$
+declare
+    allowed record;
+    own constant text := 'user_id = coalesce((select my_user_id()), 0) and not (select i_am_analyst())';
+begin
+    for allowed in
+        select *
+        from (values
+            ('rag_jobs', 'read_jobs', 'rag_principal', 'select', own, 'The principal''s own jobs'),
+            ('rag_jobs', 'add_jobs', 'rag_principal', 'insert', own, 'The principal''s own jobs'),
+            ('rag_jobs', 'change_jobs', 'rag_principal', 'update', own, 'The principal''s own jobs'),
+            ('rag_jobs', 'work_jobs_select', 'rag_queue', 'select', 'true', 'The functions of workers, in every tenant'),
+            ('rag_jobs', 'work_jobs_update', 'rag_queue', 'update', 'true', 'The functions of workers, in every tenant'),
+            ('rag_jobs', 'work_jobs_delete', 'rag_queue', 'delete', 'true', 'expire_jobs() removes what ended long ago'),
+            ('rag_claims', 'expire_claims_select', 'rag_queue', 'select', 'true', 'expire_jobs() removes what ran out'),
+            ('rag_claims', 'expire_claims_delete', 'rag_queue', 'delete', 'true', 'expire_jobs() removes what ran out'),
+            -- A claim is a digest; claim_source() makes it of a class that the principal may write.
+            ('rag_claims', 'see_claims', 'rag_principal', 'select', 'true', 'claim_source() and its siblings; digests only'),
+            ('rag_claims', 'add_claims', 'rag_principal', 'insert', 'true', 'claim_source(), of classes that the principal may write'),
+            ('rag_claims', 'change_claims', 'rag_principal', 'update', 'true', 'claim_source() and renew_claim(); digests only'),
+            ('rag_claims', 'end_claims', 'rag_principal', 'delete', 'true', 'release_claim(), by whose it is')
+        ) as granted (table_name, policy_name, role_name, command, condition, remark)
+    loop
+        execute format(
+            'create policy %I on %I for %s to %I %s %s',
+            allowed.policy_name,
+            allowed.table_name,
+            allowed.command,
+            allowed.role_name,
+            case when allowed.command <> 'insert' then format('using (%s)', allowed.condition) end,
+            case when allowed.command in ('insert', 'update') then format('with check (%s)', allowed.condition) end
+        );
+        execute format('comment on policy %I on %I is %L', allowed.policy_name, allowed.table_name, allowed.remark);
+    end loop;
+end
+$$;
+
 -- Operators, in every tenant: keys, analysts, calibrations, owners of tags, prompts and the record of what was
 -- done; never a document.
 do $$
@@ -310,6 +370,8 @@ begin
             ('rag_calibrations', array['select', 'insert', 'update', 'delete']),
             ('rag_tags', array['select', 'insert', 'update', 'delete']),
             ('rag_prompts', array['select', 'insert', 'update', 'delete']),
+            ('rag_limits', array['select', 'insert', 'update', 'delete']),
+            ('rag_usage', array['select']),
             ('rag_assertions', array['select']),
             ('rag_retractions', array['select']),
             ('rag_erasures', array['select'])
@@ -345,6 +407,7 @@ begin
             ('rag_documents', array['select', 'delete']),
             ('rag_chunks', array['select']),
             ('rag_tombstones', array['select', 'delete']),
+            ('rag_synchronisations', array['select', 'delete']),
             ('rag_erasures', array['select', 'insert', 'delete']),
             ('rag_query_logs', array['select', 'delete']),
             ('rag_query_log_chunks', array['select', 'delete']),
@@ -355,8 +418,13 @@ begin
             ('rag_feedback', array['select', 'delete']),
             ('rag_tags', array['select', 'delete']),
             ('rag_prompts', array['select', 'delete']),
+            ('rag_limits', array['select', 'delete']),
+            ('rag_rate_buckets', array['select', 'delete']),
+            ('rag_usage', array['select', 'insert', 'update', 'delete']),
             ('rag_assertions', array['select', 'delete']),
-            ('rag_retractions', array['select', 'delete'])
+            ('rag_retractions', array['select', 'delete']),
+            ('rag_jobs', array['select', 'delete']),
+            ('rag_claims', array['select', 'delete'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
     loop
@@ -404,6 +472,95 @@ begin
             'comment on policy %I on %I is %L',
             'measure_' || allowed.command, allowed.table_name,
             'The functions of rag maintain, and the search, which looks up classes of the principal only'
+        );
+    end loop;
+end
+$$;
+
+-- Limits: what functions on the path of every request look up and count, for the principal's tenant.
+create policy find_limits on rag_limits
+for select to rag_search
+using (true);
+comment on policy find_limits on rag_limits is 'limits_of(), which its callers ask about the principal''s tenant';
+
+do $$
+declare
+    table_name text;
+begin
+    foreach table_name in array array['rag_rate_buckets', 'rag_usage']
+    loop
+        execute format('create policy count_select on %I for select to rag_search using (true)', table_name);
+        execute format('create policy count_insert on %I for insert to rag_search with check (true)', table_name);
+        execute format(
+            'create policy count_update on %I for update to rag_search using (true) with check (true)', table_name
+        );
+        for command in 1..3 loop
+            execute format(
+                'comment on policy %I on %I is %L',
+                (array['count_select', 'count_insert', 'count_update'])[command],
+                table_name,
+                'take_token() and charge_quota(), for the principal''s tenant'
+            );
+        end loop;
+    end loop;
+end
+$$;
+
+-- A change of the embedding model. Whoever fills the second column reads texts of all tenants: only through functions
+-- that the owner alone may call, and only as long as there is a second model.
+create policy read_models on rag_models
+for select to rag_principal
+using (true);
+comment on policy read_models on rag_models is 'active_model() and check_model(); which model is used is no secret';
+
+create policy fill_classes on rag_access_classes
+for select to rag_embedder
+using (true);
+comment on policy fill_classes on rag_access_classes is 'chunks_to_fill() goes from class to class; numbers alone are granted';
+
+create policy fill_documents on rag_documents
+for select to rag_embedder
+using (exists (select from rag_models as model where model.place = 'second'));
+comment on policy fill_documents on rag_documents is 'chunks_to_fill() gives out titles while there is a second model';
+
+create policy fill_chunks_select on rag_chunks
+for select to rag_embedder
+using (exists (select from rag_models as model where model.place = 'second'));
+comment on policy fill_chunks_select on rag_chunks is 'chunks_to_fill() gives out texts while there is a second model';
+
+create policy fill_chunks_update on rag_chunks
+for update to rag_embedder
+using (exists (select from rag_models as model where model.place = 'second'))
+with check (exists (select from rag_models as model where model.place = 'second'));
+comment on policy fill_chunks_update on rag_chunks is 'fill_vectors() writes the second vector, and no other column';
+
+create policy fill_class_indexes_select on rag_class_indexes
+for select to rag_embedder
+using (true);
+comment on policy fill_class_indexes_select on rag_class_indexes is 'large_classes() lists those that need an index of the second model';
+
+create policy fill_class_indexes_update on rag_class_indexes
+for update to rag_embedder
+using (true)
+with check (true);
+comment on policy fill_class_indexes_update on rag_class_indexes is 'set_models() notes the size of the other model''s indexes';
+
+do $$
+declare
+    command text;
+begin
+    foreach command in array array['select', 'insert', 'update', 'delete']
+    loop
+        execute format(
+            'create policy %I on rag_models for %s to rag_embedder %s %s',
+            'change_models_' || command,
+            command,
+            case when command <> 'insert' then 'using (true)' end,
+            case when command in ('insert', 'update') then 'with check (true)' end
+        );
+        execute format(
+            'comment on policy %I on rag_models is %L',
+            'change_models_' || command, 'The functions of rag models, which the owner alone may call'
         );
     end loop;
 end

@@ -231,7 +231,8 @@ create function find_source(
 )
 returns table (id uuid, document_access_id bigint, source_hash text, updated_at timestamptz, generation bigint)
 language plpgsql
-stable
+-- It changes nothing, and has to see what the same statement did before: a class that was made, another's commit.
+volatile
 security definer
 set search_path = rag, pg_temp
 as $$
@@ -874,3 +875,86 @@ end
 $$;
 
 comment on function unshare_project(text, bigint) is 'Ends the sharing of the principal''s own project with a user; false when it was not shared with them';
+
+create function note_synchronisation(
+    access_id bigint, source text, version text, files integer, written integer, removed integer, unchanged integer,
+    failed integer
+)
+returns timestamptz
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    tenant constant text := my_tenant_id();
+    ended constant timestamptz := clock_timestamp();
+    succeeded timestamptz;
+begin
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    insert into rag_synchronisations as last (
+        tenant_id, access_id, source, version, files, written, removed, unchanged, failed, finished_at, succeeded_at
+    )
+    values (
+        tenant,
+        note_synchronisation.access_id,
+        note_synchronisation.source,
+        note_synchronisation.version,
+        note_synchronisation.files,
+        note_synchronisation.written,
+        note_synchronisation.removed,
+        note_synchronisation.unchanged,
+        note_synchronisation.failed,
+        ended,
+        case note_synchronisation.failed when 0 then ended end
+    )
+    on conflict (tenant_id, access_id, source) do update
+    set version = excluded.version,
+        files = excluded.files,
+        written = excluded.written,
+        removed = excluded.removed,
+        unchanged = excluded.unchanged,
+        failed = excluded.failed,
+        finished_at = excluded.finished_at,
+        succeeded_at = coalesce(excluded.succeeded_at, last.succeeded_at)
+    returning last.succeeded_at into succeeded;
+    return succeeded;
+end
+$$;
+
+comment on function note_synchronisation(bigint, text, text, integer, integer, integer, integer, integer) is 'Keeps what came of a synchronisation, instead of the one before; returns when the last one ended that had no failures. Raises 42501 for a class that the principal may not write, as for one that is gone';
+
+create function my_synchronisations()
+returns table (
+    scope text, user_id bigint, project_id text, tags text[], source text, version text, files integer,
+    written integer, removed integer, unchanged integer, failed integer, finished_at timestamptz,
+    succeeded_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    -- A source whose tags were changed has a row in its former class as well.
+    select distinct on (class.scope, class.user_id, class.project_id, last.source)
+        class.scope, class.user_id, class.project_id, class.tags, last.source, last.version, last.files,
+        last.written, last.removed, last.unchanged, last.failed, last.finished_at, last.succeeded_at
+    from my_classes() as class
+    cross join lateral (
+        select
+            run.source, run.version, run.files, run.written, run.removed, run.unchanged, run.failed,
+            run.finished_at, run.succeeded_at
+        from rag_synchronisations as run
+        where run.tenant_id = class.tenant_id
+            and run.access_id = class.access_id
+        offset 0
+    ) as last
+    order by class.scope, class.user_id, class.project_id, last.source, last.finished_at desc;
+end
+$$;
+
+comment on function my_synchronisations() is 'What came of the last synchronisation of each source whose documents the principal may read, one row for each source and owner';

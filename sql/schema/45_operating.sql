@@ -115,8 +115,13 @@ declare
     -- Class and id of each document: an id alone may be a neighbour's as well.
     document_classes bigint[];
     document_ids uuid[];
+    -- A job has a kind of its own.
+    erasing constant text := kind;
+    -- Numbers of jobs in the queue.
+    queue_ids bigint[];
     -- Whose questions and assertions go; null for everybody's.
     askers bigint[];
+    removed_bytes bigint;
     removed bigint;
     total bigint := 0;
     digest constant bytea := erasure_digest(kind, forget.tenant_id, case kind
@@ -173,14 +178,25 @@ begin
     return query select 'rag_chunks', removed;
     total := total + removed;
 
-    delete from rag_documents as document
-    using unnest(document_classes, document_ids) as erased (access_id, id)
-    where document.tenant_id = forget.tenant_id
-        and document.access_id = erased.access_id
-        and document.id = erased.id;
-    get diagnostics removed = row_count;
+    with gone as (
+        delete from rag_documents as document
+        using unnest(document_classes, document_ids) as erased (access_id, id)
+        where document.tenant_id = forget.tenant_id
+            and document.access_id = erased.access_id
+            and document.id = erased.id
+        returning document.body_bytes
+    )
+
+    select count(*), coalesce(sum(gone.body_bytes), 0) into removed, removed_bytes from gone;
     return query select 'rag_documents', removed;
     total := total + removed;
+    if kind <> 'tenant' and removed > 0 then
+        insert into rag_usage as usage (tenant_id, slot, documents, bytes)
+        values (forget.tenant_id, 0, -removed, -removed_bytes)
+        on conflict (tenant_id, slot) do update
+        set documents = usage.documents + excluded.documents,
+            bytes = usage.bytes + excluded.bytes;
+    end if;
 
     -- Of others' feedback only what is about that which is erased.
     delete from rag_feedback as given
@@ -260,6 +276,32 @@ begin
     return query select 'rag_retractions', removed;
     total := total + removed;
 
+    with gone as (
+        delete from rag_jobs as job
+        where job.tenant_id = forget.tenant_id
+            and case erasing
+                when 'source' then
+                    job.source_id = forget.source_id
+                    and (forget.source_type is null or job.source_type = forget.source_type)
+                else
+                    (askers is null or job.user_id = any(askers))
+                    and (erasing <> 'project' or job.project_id = forget.project_id)
+            end
+        returning job.queue_id
+    )
+    select count(*), coalesce(array_agg(one.queue_id) filter (where one.queue_id is not null), '{}')
+    into removed, queue_ids
+    from gone as one;
+    perform drop_queued(queue_ids);
+    return query select 'rag_jobs', removed;
+    total := total + removed;
+
+    -- Of a claim nobody can tell what it is about; without it somebody embeds twice, once.
+    delete from rag_claims as claim where claim.tenant_id = forget.tenant_id;
+    get diagnostics removed = row_count;
+    return query select 'rag_claims', removed;
+    total := total + removed;
+
     delete from rag_project_members as membership
     where membership.tenant_id = forget.tenant_id
         and case kind
@@ -278,6 +320,12 @@ begin
     where tombstone.tenant_id = forget.tenant_id and tombstone.access_id = any(class_ids);
     get diagnostics removed = row_count;
     return query select 'rag_tombstones', removed;
+    total := total + removed;
+
+    delete from rag_synchronisations as run
+    where run.tenant_id = forget.tenant_id and run.access_id = any(class_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_synchronisations', removed;
     total := total + removed;
 
     delete from rag_access_classes as class
@@ -302,6 +350,18 @@ begin
         delete from rag_prompts as prompt where prompt.tenant_id = forget.tenant_id;
         get diagnostics removed = row_count;
         return query select 'rag_prompts', removed;
+        total := total + removed;
+        delete from rag_limits as limits where limits.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_limits', removed;
+        total := total + removed;
+        delete from rag_rate_buckets as bucket where bucket.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_rate_buckets', removed;
+        total := total + removed;
+        delete from rag_usage as usage where usage.tenant_id = forget.tenant_id;
+        get diagnostics removed = row_count;
+        return query select 'rag_usage', removed;
         total := total + removed;
         delete from rag_erasures as erasure where erasure.tenant_id = forget.tenant_id;
     end if;
@@ -428,6 +488,18 @@ begin
         and (count_traces.user_id is null or assertion.user_id in (select person.asker from its_askers as person))
         and (count_traces.project_id is null or assertion.project_id = count_traces.project_id)
     union all
+    select 'rag_jobs', count(*)
+    from rag_jobs as job
+    where job.tenant_id = count_traces.tenant_id
+        and (count_traces.source_id is null or job.source_id = count_traces.source_id)
+        and (count_traces.source_type is null or job.source_type = count_traces.source_type)
+        and (count_traces.user_id is null or job.user_id in (select person.asker from its_askers as person))
+        and (count_traces.project_id is null or job.project_id = count_traces.project_id)
+    union all
+    select 'rag_claims', count(*)
+    from rag_claims as claim
+    where claim.tenant_id = count_traces.tenant_id
+    union all
     select 'rag_tags', count(*)
     from rag_tags as tag
     where tag.tenant_id = count_traces.tenant_id
@@ -448,6 +520,11 @@ begin
     where tombstone.tenant_id = count_traces.tenant_id
         and (kind = 'tenant' or tombstone.access_id in (select its.access_id from its_classes as its))
     union all
+    select 'rag_synchronisations', count(*)
+    from rag_synchronisations as run
+    where run.tenant_id = count_traces.tenant_id
+        and (kind = 'tenant' or run.access_id in (select its.access_id from its_classes as its))
+    union all
     select 'rag_access_classes', count(*)
     from its_classes
     union all
@@ -465,7 +542,20 @@ begin
     union all
     select 'rag_prompts', count(*)
     from rag_prompts as prompt
-    where prompt.tenant_id = count_traces.tenant_id and kind = 'tenant';
+    where prompt.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_limits', count(*)
+    from rag_limits as limits
+    where limits.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_rate_buckets', count(*)
+    -- Without its own column of the name kind.
+    from (select rate.tenant_id from rag_rate_buckets as rate) as bucket
+    where bucket.tenant_id = count_traces.tenant_id and kind = 'tenant'
+    union all
+    select 'rag_usage', count(*)
+    from rag_usage as usage
+    where usage.tenant_id = count_traces.tenant_id and kind = 'tenant';
 end
 $$;
 
@@ -499,6 +589,146 @@ end
 $$;
 
 comment on function expire_logs(interval, text) is 'Removes questions, what they got back and what was made of it, and assertions of service keys that are older, in one tenant or in all; returns how many questions and assertions';
+
+-- Tenant by tenant along the index of each table, so that a batch reads what it removes and no more.
+create function expired_questions(older_than interval, at_most bigint)
+returns table (tenant_id text, user_id bigint, id uuid)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive tenant as (
+        (select log.tenant_id from rag_query_logs as log order by log.tenant_id limit 1)
+        union all
+        select (
+            select log.tenant_id
+            from rag_query_logs as log
+            where log.tenant_id > tenant.tenant_id
+            order by log.tenant_id
+            limit 1
+        )
+        from tenant
+        where tenant.tenant_id is not null
+    )
+
+    select found.tenant_id, found.user_id, found.id
+    from tenant
+    cross join lateral (
+        select log.tenant_id, log.user_id, log.id
+        from rag_query_logs as log
+        where log.tenant_id = tenant.tenant_id
+            and log.created_at < now() - expired_questions.older_than
+        order by log.created_at
+        limit expired_questions.at_most
+    ) as found
+    limit expired_questions.at_most;
+end
+$$;
+
+comment on function expired_questions(interval, bigint) is 'Questions that are older, of all tenants, at most so many; null for all';
+
+create function expired_assertions(older_than interval, at_most bigint)
+returns table (tenant_id text, id uuid)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive tenant as (
+        (select assertion.tenant_id from rag_assertions as assertion order by assertion.tenant_id limit 1)
+        union all
+        select (
+            select assertion.tenant_id
+            from rag_assertions as assertion
+            where assertion.tenant_id > tenant.tenant_id
+            order by assertion.tenant_id
+            limit 1
+        )
+        from tenant
+        where tenant.tenant_id is not null
+    )
+
+    select found.tenant_id, found.id
+    from tenant
+    cross join lateral (
+        select assertion.tenant_id, assertion.id
+        from rag_assertions as assertion
+        where assertion.tenant_id = tenant.tenant_id
+            and assertion.created_at < now() - expired_assertions.older_than
+        order by assertion.created_at
+        limit expired_assertions.at_most
+    ) as found
+    limit expired_assertions.at_most;
+end
+$$;
+
+comment on function expired_assertions(interval, bigint) is 'Assertions of service keys that are older, of all tenants, at most so many; null for all';
+
+create function count_expired(kind text, older_than interval)
+returns bigint
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    if count_expired.older_than is null or count_expired.older_than < interval '0' then
+        raise exception 'older_than is an age' using errcode = 'invalid_parameter_value';
+    end if;
+    case count_expired.kind
+        when 'questions' then
+            return (select count(*) from expired_questions(count_expired.older_than, null));
+        when 'assertions' then
+            return (select count(*) from expired_assertions(count_expired.older_than, null));
+        else
+            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+    end case;
+end
+$$;
+
+comment on function count_expired(text, interval) is 'How many questions, or assertions of service keys, are older, in all tenants';
+
+create function expire_batch(kind text, older_than interval, at_most integer)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+-- A batch against a table that may be a million times larger: row by row through the keys.
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    removed bigint;
+begin
+    if expire_batch.older_than is null or expire_batch.older_than < interval '0' or expire_batch.at_most is null then
+        raise exception 'older_than is an age, and at_most a number' using errcode = 'invalid_parameter_value';
+    end if;
+    case expire_batch.kind
+        when 'questions' then
+            delete from rag_query_logs as log
+            using expired_questions(expire_batch.older_than, expire_batch.at_most) as old
+            where log.tenant_id = old.tenant_id and log.user_id = old.user_id and log.id = old.id;
+        when 'assertions' then
+            delete from rag_assertions as assertion
+            using expired_assertions(expire_batch.older_than, expire_batch.at_most) as old
+            where assertion.tenant_id = old.tenant_id and assertion.id = old.id;
+        else
+            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+    end case;
+    get diagnostics removed = row_count;
+    return removed;
+end
+$$;
+
+comment on function expire_batch(text, interval, integer) is 'Removes at most so many of the questions, with what they got back and what was made of it, or of the assertions of service keys, that are older, in all tenants; returns how many';
 
 create function embeds_with(tenant_id text, embedding_model text)
 returns boolean

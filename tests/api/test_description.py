@@ -22,6 +22,8 @@ ROUTES = {
     ("post", "/rag/reinstate"),
     ("get", "/rag/documents/{document_id}"),
     ("delete", "/rag/documents/{document_id}"),
+    ("get", "/rag/jobs/{job_id}"),
+    ("delete", "/rag/jobs/{job_id}"),
     ("get", "/rag/projects/{project_id}/members"),
     ("put", "/rag/projects/{project_id}/members/{member_user_id}"),
     ("delete", "/rag/projects/{project_id}/members/{member_user_id}"),

@@ -26,7 +26,7 @@ CLASSES = [
     if issubclass(kind, errors.RAGServiceError) and kind.__module__ == errors.__name__
 ]
 # SECURITY.md, the end of section 3; 400 for a model is spec 001's.
-ALLOWED = {400, 401, 403, 404, 409, 413, 415, 422, 500, 502, 503, 504, 507}
+ALLOWED = {400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 502, 503, 504, 507}
 
 
 def failing(error: Exception) -> TestClient:
@@ -65,7 +65,7 @@ def test_every_error_becomes_a_problem_with_its_status(kind: type[errors.RAGServ
     # There is no request id where there is no middleware that gives one.
     assert response.status_code == status
     assert response.headers["content-type"] == "application/problem+json"
-    assert ("retry-after" in response.headers) == (status == 503)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
     assert ("www-authenticate" in response.headers) == (status == 401)
     docstring = str(kind.__doc__)
     assert response.json() == {
@@ -91,6 +91,8 @@ def test_every_error_becomes_a_problem_with_its_status(kind: type[errors.RAGServ
         (errors.AccessError, 403),
         (errors.PrincipalMismatch, 403),
         (errors.ScopeForbidden, 403),
+        (errors.RateLimited, 429),
+        (errors.QuotaExceeded, 403),
         (errors.DocumentNotFound, 404),
         (errors.SourceRetracted, 409),
         (errors.DatabaseUnavailable, 503),
@@ -194,7 +196,9 @@ def test_the_id_of_a_failed_request_finds_its_entry_in_the_log(settings: Setting
     )
     with structlog.testing.capture_logs() as entries:
         # Not started, the application has no service to ask: nobody foresaw that.
-        unforeseen = client.post("/rag/query", json={"query": "the vault code is 4711"})
+        unforeseen = client.post(
+            "/rag/feedback", json={"query_id": "00000000-0000-4000-8000-000000000002", "rating": 1, "user_id": 4711}
+        )
         foreseen = client.get("/rag/documents/00000000-0000-4000-8000-000000000001")
     problem = problem_of(unforeseen, 500, "internal_error")
     (entry,) = [entry for entry in entries if entry["event"] == "unexpected_error"]

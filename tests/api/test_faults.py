@@ -186,7 +186,7 @@ def test_a_statement_beyond_its_time_is_a_timeout(deployment: Deployment, remote
 # --- embeddings ----------------------------------------------------------------------------------
 
 FAULTS = [
-    ("insufficient_quota", 503, "embedding_unavailable"),
+    ("insufficient_quota", 503, "insufficient_quota"),
     ("reset", 503, "embedding_unavailable"),
     ("hang", 504, "embedding_timeout"),
     ("html", 502, "embedding_invalid"),

@@ -54,6 +54,7 @@ def test_health_tells_the_holder_of_the_token_what_it_rests_on(client: TestClien
         "status": "healthy",
         "database": {"reachable": True},
         "embedding": {"model": "local/all-MiniLM-L6-v2"},
+        "jobs": {"pending": 0, "processing": 0, "workers": 0},
     }
 
 

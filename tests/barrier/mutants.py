@@ -13,17 +13,23 @@ TABLES = "sql/schema/10_tables.sql"
 IDENTITY = "sql/schema/20_identity.sql"
 POLICIES = "sql/schema/30_policies.sql"
 READING = "sql/schema/35_reading.sql"
+JOBS = "sql/schema/36_jobs.sql"
 SEARCH = "sql/schema/40_search.sql"
 MAINTAINING = "sql/schema/42_maintaining.sql"
 OPERATING = "sql/schema/45_operating.sql"
+LIMITS = "sql/schema/46_limits.sql"
+MODELS = "sql/schema/47_models.sql"
 VIEWS = "sql/schema/50_views.sql"
 GRANTS = "sql/schema/60_grants.sql"
 
 CATALOG = "sql/test_catalog.py"
 WHO = "sql/test_identity.py"
 WHAT = "sql/test_policies.py"
+HELD = "sql/test_limits.py"
 FORGED = "barrier/test_forgery.py"
 NEIGHBOURS = "barrier/test_foreign_neighbours.py"
+CHANGE = "rag/test_models.py"
+JOBS_OF_OTHERS = "barrier/test_jobs_barrier.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ MUTANTS = (
     Mutant(
         "the role counts and not the login",
         IDENTITY,
-        "if session_user in ('rag_app', 'rag_publisher') then",
+        "if session_user in ('rag_app', 'rag_publisher', 'rag_worker') then",
         "if current_user in ('rag_search') then",
         f"{FORGED}::test_no_variable_has_an_effect_on_operators_migrators_and_analysts",
     ),
@@ -398,7 +404,7 @@ MUTANTS = (
     Mutant(
         "no belt on the service's documents",
         POLICIES,
-        "('rag_documents', 'rag_app, rag_publisher', array['select', 'insert', 'update', 'delete']),",
+        "('rag_documents', 'rag_app, rag_publisher, rag_worker', array['select', 'insert', 'update', 'delete']),",
         "",
         f"{WHAT}::test_no_further_policy_of_the_service_opens_another_tenant",
     ),
@@ -427,11 +433,11 @@ MUTANTS = (
         "all chunks may be read",
         POLICIES,
         """
-        create policy read_chunks on rag_chunks for select to rag_app, rag_publisher, rag_principal
+        create policy read_chunks on rag_chunks for select to rag_app, rag_publisher, rag_worker, rag_principal
         using (access_id = any((select my_access_ids())::bigint[]));
         """,
         """
-        create policy read_chunks on rag_chunks for select to rag_app, rag_publisher, rag_principal
+        create policy read_chunks on rag_chunks for select to rag_app, rag_publisher, rag_worker, rag_principal
         using (true);
         """,
         f"{WHAT}::test_the_service_gets_the_principals_classes",
@@ -440,11 +446,11 @@ MUTANTS = (
         "chunks may be added anywhere",
         POLICIES,
         """
-        create policy add_chunks on rag_chunks for insert to rag_app, rag_publisher
+        create policy add_chunks on rag_chunks for insert to rag_app, rag_publisher, rag_worker
         with check (access_id = any((select my_writable_access_ids())::bigint[]));
         """,
         """
-        create policy add_chunks on rag_chunks for insert to rag_app, rag_publisher
+        create policy add_chunks on rag_chunks for insert to rag_app, rag_publisher, rag_worker
         with check (true);
         """,
         f"{WHAT}::test_insert_reaches_the_writable_classes",
@@ -453,12 +459,12 @@ MUTANTS = (
         "whoever reads a document changes it",
         POLICIES,
         """
-        create policy change_documents on rag_documents for update to rag_app, rag_publisher
+        create policy change_documents on rag_documents for update to rag_app, rag_publisher, rag_worker
         using (access_id = any((select my_writable_access_ids())::bigint[]))
         with check (access_id = any((select my_writable_access_ids())::bigint[]));
         """,
         """
-        create policy change_documents on rag_documents for update to rag_app, rag_publisher
+        create policy change_documents on rag_documents for update to rag_app, rag_publisher, rag_worker
         using (access_id = any((select my_access_ids())::bigint[]))
         with check (access_id = any((select my_access_ids())::bigint[]));
         """,
@@ -468,11 +474,11 @@ MUTANTS = (
         "whoever reads a document removes it",
         POLICIES,
         """
-        create policy remove_documents on rag_documents for delete to rag_app, rag_publisher
+        create policy remove_documents on rag_documents for delete to rag_app, rag_publisher, rag_worker
         using (access_id = any((select my_writable_access_ids())::bigint[]));
         """,
         """
-        create policy remove_documents on rag_documents for delete to rag_app, rag_publisher
+        create policy remove_documents on rag_documents for delete to rag_app, rag_publisher, rag_worker
         using (access_id = any((select my_access_ids())::bigint[]));
         """,
         f"{WHAT}::test_delete_reaches_the_writable_classes",
@@ -548,13 +554,13 @@ MUTANTS = (
     Mutant(
         "a migration whose tables are open until its end",
         POLICIES,
-        "do $$ declare table_name text; begin foreach table_name",
+        "do $$ declare table_name text; begin foreach table_name in array array[ 'rag_access_classes',",
         """
         commit;
         begin;
         set local role rag_owner;
         set local search_path = rag, pg_temp;
-        do $$ declare table_name text; begin foreach table_name
+        do $$ declare table_name text; begin foreach table_name in array array[ 'rag_access_classes',
         """,
         "barrier/test_migration_prober.py::test_nobody_sees_a_row_while_migrations_go_up_and_down",
     ),
@@ -790,8 +796,8 @@ MUTANTS = (
     Mutant(
         "the service reads titles",
         GRANTS,
-        "grant select (tenant_id, access_id, id), insert, delete on rag_documents to rag_app, rag_publisher;",
-        "grant select (tenant_id, access_id, id, title), insert, delete on rag_documents to rag_app, rag_publisher;",
+        "(tenant_id, access_id, id, body_bytes), insert, delete on rag_documents to rag_app, rag_publisher;",
+        "(tenant_id, access_id, id, body_bytes, title), insert, delete on rag_documents to rag_app, rag_publisher;",
         f"{CATALOG}::test_exactly_these_privileges_are_granted_on_relations",
     ),
     Mutant(
@@ -800,6 +806,7 @@ MUTANTS = (
         "grant update ( source_uri,",
         "grant update ( access_id, source_uri,",
         f"{WHAT}::test_nobody_may_update_what_decides_access",
+        times=2,
     ),
     Mutant(
         "the service reads the signing keys",
@@ -814,8 +821,8 @@ MUTANTS = (
     Mutant(
         "operators' functions read texts",
         GRANTS,
-        "source_type, source_id), delete on rag_documents to rag_steward;",
-        "source_type, source_id, body), delete on rag_documents to rag_steward;",
+        "source_type, source_id, body_bytes), delete on rag_documents to rag_steward;",
+        "source_type, source_id, body_bytes, body), delete on rag_documents to rag_steward;",
         f"{CATALOG}::test_exactly_these_privileges_are_granted_on_relations",
     ),
     Mutant(
@@ -835,9 +842,45 @@ MUTANTS = (
     Mutant(
         "owners of functions go on creating",
         GRANTS,
-        "revoke create on schema rag from rag_search, rag_principal, rag_steward;",
+        "revoke create on schema rag from rag_search, rag_principal, rag_steward, rag_embedder, rag_queue;",
         "",
         f"{CATALOG}::test_only_the_owner_creates_in_the_schema",
+    ),
+    # --- jobs ------------------------------------------------------------------------------------------
+    Mutant(
+        "jobs are everybody's in the tenant",
+        POLICIES,
+        "own constant text := 'user_id = coalesce((select my_user_id()), 0) and not (select i_am_analyst())';",
+        "own constant text := 'not (select i_am_analyst())';",
+        f"{JOBS_OF_OTHERS}::test_nobody_else_sees_or_changes_it",
+    ),
+    Mutant(
+        "jobs without a user are the analysts'",
+        POLICIES,
+        "own constant text := 'user_id = coalesce((select my_user_id()), 0) and not (select i_am_analyst())';",
+        "own constant text := 'user_id = coalesce((select my_user_id()), 0)';",
+        f"{JOBS_OF_OTHERS}::test_what_an_analyst_may_not_own_a_principal_without_a_user_does",
+    ),
+    Mutant(
+        "a worker is handed jobs for its password",
+        JOBS,
+        "if not proof_holds('jobs', take_job.proof) then",
+        "if false then",
+        f"{JOBS_OF_OTHERS}::test_the_password_of_the_worker_alone_is_handed_nothing",
+    ),
+    Mutant(
+        "a worker is handed jobs that it was not given",
+        JOBS,
+        "and queued.id = job.queue_id and queued.status = 'doing'",
+        "and queued.id = job.queue_id",
+        f"{JOBS_OF_OTHERS}::test_a_worker_is_handed_the_job_that_it_was_given_and_no_other",
+    ),
+    Mutant(
+        "a job is settled by whoever had it before",
+        JOBS,
+        "and job.claim = settle_job.claim and job.status = 'processing'",
+        "and job.status = 'processing'",
+        f"{JOBS_OF_OTHERS}::test_a_job_is_settled_by_whoever_took_it_last_and_as_its_principal",
     ),
     # --- set-up ----------------------------------------------------------------------------------------
     Mutant(
@@ -931,6 +974,41 @@ MUTANTS = (
         """if found["is_powerful"] or found["may_become_powerful"]:""",
         """if found["may_become_powerful"]:""",
         "rag/test_database.py::test_a_login_that_could_switch_row_security_off_is_a_refusal",
+    ),
+    Mutant(
+        "synchronisations of everybody",
+        POLICIES,
+        """
+        create policy read_synchronisations on rag_synchronisations for select to rag_principal
+        using (access_id = any((select my_access_ids())::bigint[]));
+        """,
+        "create policy read_synchronisations on rag_synchronisations for select to rag_principal using (true);",
+        f"{WHAT}::test_what_came_of_a_synchronisation_is_read_with_its_documents",
+    ),
+    Mutant(
+        "a synchronisation noted where one only reads",
+        POLICIES,
+        """
+        create policy add_synchronisations on rag_synchronisations for insert to rag_principal
+        with check (access_id = any((select my_writable_access_ids())::bigint[]));
+        """,
+        "create policy add_synchronisations on rag_synchronisations for insert to rag_principal with check (true);",
+        f"{WHAT}::test_it_is_written_by_whoever_writes_the_documents",
+    ),
+    Mutant(
+        "a synchronisation that makes the class of an erased owner anew",
+        "rag/sync.py",
+        "await store.note_synchronisation(self.database, principal, destination, access_id, done)",
+        """access_id = await store.find_class(self.database, principal, destination)
+            await store.note_synchronisation(self.database, principal, destination, access_id, done)""",
+        "rag/test_sync.py::test_an_owner_who_is_erased_meanwhile_leaves_nothing_behind",
+    ),
+    Mutant(
+        "a cut of documents that one may only read",
+        "sql/queries/list_writable.sql",
+        "and class.may_write",
+        "",
+        "rag/test_reindex.py::test_nobody_cuts_what_they_may_not_write",
     ),
     Mutant(
         "a deletion that nobody remembers",
@@ -1037,5 +1115,130 @@ MUTANTS = (
         """options={"require": ["exp", "iss", "aud"]},""",
         """options={"require": ["exp", "iss", "aud"], "verify_aud": False},""",
         "api/test_end_user_tokens.py::test_no_forged_or_changed_token_is_believed",
+    ),
+    # --- how much a tenant may ask and store ---------------------------------------------------------
+    Mutant(
+        "limits without an identity",
+        LIMITS,
+        """
+        raise exception 'no principal' using errcode = 'insufficient_privilege';
+        end if;
+        if (take_token.kind
+        """,
+        """
+        granted := true;
+        return next;
+        return;
+        end if;
+        if (take_token.kind
+        """,
+        f"{HELD}::test_without_an_identity_nothing_is_taken_or_counted",
+    ),
+    Mutant(
+        "limits of every tenant",
+        LIMITS,
+        "where limits.tenant_id in (limits_of.tenant_id, '')",
+        "where true",
+        f"{HELD}::test_a_tenant_sees_its_own_limits_and_no_others",
+    ),
+    Mutant(
+        "limits that take from every tenant's bucket",
+        LIMITS,
+        "where bucket.tenant_id = me.tenant_id and bucket.kind = take_token.kind and refilled_tokens(",
+        "where bucket.kind = take_token.kind and refilled_tokens(",
+        f"{HELD}::test_a_token_is_taken_from_ones_own_bucket",
+    ),
+    Mutant(
+        "limits without a second look",
+        LIMITS,
+        """
+        and bucket.kind = take_token.kind
+            and refilled_tokens(bucket.tokens, bucket.refilled_at, per_minute, burst, clock_timestamp()) >= 1
+        """,
+        "and bucket.kind = take_token.kind",
+        f"{HELD}::test_of_many_at_once_exactly_the_burst_passes",
+    ),
+    Mutant(
+        "limits that are checked without a lock",
+        LIMITS,
+        "perform pg_advisory_xact_lock(hashtextextended('palisade quota ' || me.tenant_id, 0));",
+        "",
+        f"{HELD}::test_of_many_who_write_at_once_exactly_as_many_as_fit_commit",
+    ),
+    Mutant(
+        "limits that count what others have stored",
+        LIMITS,
+        "from rag_usage as usage where usage.tenant_id = me.tenant_id;",
+        "from rag_usage as usage;",
+        f"{HELD}::test_a_quota_is_exact_and_says_what_is_full",
+    ),
+    Mutant(
+        "limits that show what others have stored",
+        LIMITS,
+        "where usage.tenant_id = me.tenant_id offset 0",
+        "offset 0",
+        f"{HELD}::test_a_tenant_sees_its_own_limits_and_no_others",
+    ),
+    Mutant(
+        "limits that the service lifts",
+        GRANTS,
+        "grant select on rag_usage to rag_operator;",
+        "grant select on rag_usage to rag_operator; grant delete on rag_rate_buckets to rag_app;",
+        f"{HELD}::test_a_tenant_neither_reads_nor_changes_limits_buckets_and_counts",
+    ),
+    Mutant(
+        "limits that the service recounts",
+        GRANTS,
+        "('recount_usage(text)', array['rag_operator'], 'rag_steward')",
+        "('recount_usage(text)', service || array['rag_operator'], 'rag_steward')",
+        f"{HELD}::test_a_tenant_does_not_reset_what_it_is_held_to",
+    ),
+    # --- a change of the embedding model -------------------------------------------------------------
+    Mutant(
+        "texts are given out without a second model",
+        POLICIES,
+        """
+        create policy fill_chunks_select on rag_chunks for select to rag_embedder
+        using (exists (select from rag_models as model where model.place = 'second'));
+        """,
+        "create policy fill_chunks_select on rag_chunks for select to rag_embedder using (true);",
+        f"{CHANGE}::test_texts_are_given_out_for_filling_only_while_there_is_a_second_model",
+    ),
+    Mutant(
+        "operators are given texts to fill",
+        GRANTS,
+        "('chunks_to_fill(text, bigint, integer)', array['rag_owner'], 'rag_embedder'),",
+        "('chunks_to_fill(text, bigint, integer)', array['rag_owner', 'rag_operator'], 'rag_embedder'),",
+        f"{CHANGE}::test_a_fill_opens_no_text_to_any_login_of_the_service_or_of_operators",
+    ),
+    Mutant(
+        "a fill writes what is searched",
+        MODELS,
+        "update (second_embedding, second_embedding_model) on rag_chunks to rag_embedder;",
+        "update (second_embedding, second_embedding_model, embedding) on rag_chunks to rag_embedder;",
+        f"{CHANGE}::test_whoever_fills_writes_no_column_that_is_searched",
+    ),
+    Mutant(
+        "vectors of any model fill the second column",
+        MODELS,
+        "where model.place = 'second' and model.model_id = fill_vectors.model_id",
+        "where model.place = 'second'",
+        f"{CHANGE}::test_vectors_of_another_model_than_the_second_are_not_taken",
+        times=2,
+    ),
+    Mutant(
+        "a service of another model goes on writing",
+        MODELS,
+        "if active.model_id <> check_model.embedding_model then",
+        "if false then",
+        f"{CHANGE}::test_a_service_of_another_model_is_refused_and_mixes_nothing",
+    ),
+    Mutant(
+        "rights stay with the columns that change places",
+        MODELS,
+        "perform grant_model_columns();",
+        "",
+        f"{CHANGE}::test_the_schema_is_as_it_was_made_at_every_step_but_for_the_width",
+        times=2,
     ),
 )

@@ -26,8 +26,11 @@ from tests.sql.world import build, protected_tables
 OPERATORS_OWN = frozenset(
     (
         *("rag_project_members", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_erasures"),
-        *("rag_calibrations", "rag_tags", "rag_prompts", "rag_retractions"),
+        *("rag_calibrations", "rag_tags", "rag_prompts", "rag_retractions", "rag_limits", "rag_usage"),
         *("list_signing_keys()", "count_traces()", "explain_access()", "class_sizes()", "embeds_with()"),
+        "usage_drift()",
+        "count_expired()",
+        "list_jobs()",
     )
 )
 # Not there yet or no longer, not permitted, and the loser of a deadlock with the migration.

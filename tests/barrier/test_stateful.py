@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -22,12 +22,15 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from pgvector import HalfVector
 
+from rag import claim
 from rag import database as product
+from rag.chunk import Chunk
 from rag.database import Database, Session
 from rag.embed import Purpose
 from rag.errors import EmbeddingUnavailable, RAGServiceError
-from rag.ingest import Source, ingest
+from rag.ingest import Source, embed_missing, ingest
 from rag.principal import Principal
 from rag.retrieve import retrieve
 from rag.settings import Settings
@@ -84,7 +87,7 @@ def vector_of(text: str) -> list[float]:
 
 
 class WordCounts:
-    """An embedding model whose vectors can be worked out again, and that may take the time for something else."""
+    """An embedding model whose vectors can be worked out again."""
 
     model_id = "word-counts"
     max_input_tokens = 64
@@ -93,6 +96,7 @@ class WordCounts:
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        """Done once, where chunks would be embedded, even if none is new."""
 
     def count_tokens(self, text: str) -> int:
         return len(text.split())
@@ -100,13 +104,20 @@ class WordCounts:
     async def embed(
         self, texts: Sequence[str], *, purpose: Purpose, progress: Callable[[int], None] | None = None
     ) -> list[list[float]]:
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
-            await meanwhile()
         return [vector_of(text) for text in texts]
 
     async def close(self) -> None:
         """Holds nothing."""
+
+
+async def interrupted(
+    chunks: Sequence[Chunk], kept: Collection[str], embedder: Any, progress: Callable[[int, int], None] | None = None
+) -> dict[str, HalfVector]:
+    """`embed_missing`, in whose time something else may happen."""
+    meanwhile, embedder.meanwhile = embedder.meanwhile, None
+    if meanwhile is not None:
+        await meanwhile()
+    return await embed_missing(chunks, kept, embedder, progress)
 
 
 # --- what goes wrong ---------------------------------------------------------------------------------
@@ -360,6 +371,9 @@ def world_on(deployment: Deployment, *, searchers: int) -> Iterator[World]:
     ):
         disturber = Disturber(superuser=superuser, loop=runner.get_loop())
         patch.setattr(product, "Session", disturbed_session(disturber))
+        patch.setattr("rag.ingest.embed_missing", interrupted)
+        # Of two who write one source the second goes on as if the first had stalled; else it would wait for its end.
+        patch.setattr(claim, "LEASE_S", 0.05)
         database = deployment.pools(pool_size=2)
         without_publisher = Database(deployment.url("rag_app"), signer=SIGNER, pool_size=2)
         runner.run(database.__aenter__())

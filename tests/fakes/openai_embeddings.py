@@ -6,6 +6,7 @@ The shapes follow OpenAI's API reference (Embeddings, Error codes).
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class FakeOpenAI:
     fault: str | None = None
     fault_count: int | None = None
     retry_after: str | None = None
+    gate: threading.Event | None = None
+    """Requests wait until it is set."""
     server: LoopbackServer = field(init=False)
 
     @property
@@ -60,6 +63,8 @@ class FakeOpenAI:
         return self.server.requests
 
     def answer(self, exchange: Exchange) -> None:
+        if self.gate is not None:
+            self.gate.wait(30)
         fault = self._due_fault()
         body = exchange.body
         if exchange.path != "/v1/embeddings" or exchange.command != "POST":

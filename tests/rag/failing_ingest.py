@@ -1,4 +1,4 @@
-"""Ingests in processes of their own, one of whose steps fails: a process that is forked for each, so that it may die.
+"""Ingests and jobs in processes of their own, one of whose steps fails: forked for each, so that it may die.
 
 Reads a case a line, answers with a line. A step is what reaches out of the process: a file that is opened, a connection
 taken and given back, a statement, the begin and the end of a transaction, a request; each before and after. What an
@@ -8,12 +8,13 @@ ingest does is the product's; only the calls of the driver, of the HTTP client a
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ import structlog
 from psycopg.transaction import AsyncTransaction
 from psycopg_pool import AsyncConnectionPool
 
-from rag import divide, embed, store
+from rag import claim, divide, embed, store, work
+from rag.active_model import Model
 from rag.database import Database
-from rag.embed import open_embedder
-from rag.errors import RAGServiceError
+from rag.embed import Purpose, open_embedder
+from rag.errors import EmbeddingUnavailable, RAGServiceError
 from rag.ingest import Source, ingest
+from rag.intake import Intake
 from rag.invalidate import Targets, invalidate
 from rag.principal import Principal
 from rag.settings import Settings
@@ -46,10 +49,14 @@ SECOND = [*FIRST[:2], "The third pier is closed.", *(f"The ferry of pier {number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`step` counts from 1; 0 fails nowhere. Without `prepare` the scenario's beginning has been made already."""
+    """`step` counts from 1; 0 fails nowhere. Without `prepare` it is the second time.
+
+    `acknowledged`: the first time ended well, so that it need not be asked for again.
+    """
 
     url: str
     publisher_url: str
+    worker_url: str
     embedder_url: str
     folder: str
     scenario: str
@@ -57,6 +64,7 @@ class Case:
     step: int = 0
     way: str = "exception"
     prepare: bool = True
+    acknowledged: bool = False
 
 
 @dataclass
@@ -95,12 +103,12 @@ def wrap(fault: Fault) -> None:
 
         return drop
 
-    execute = psycopg.AsyncConnection.execute
+    execute = psycopg.AsyncCursor.execute
 
-    async def executing(self: psycopg.AsyncConnection[Any], text: Any, *rest: Any, **options: Any) -> Any:
-        fault.reach("before a statement", broken, hang_up(self))
+    async def executing(self: psycopg.AsyncCursor[Any], text: Any, *rest: Any, **options: Any) -> Any:
+        fault.reach("before a statement", broken, hang_up(self.connection))
         cursor = await execute(self, text, *rest, **options)
-        fault.reach("after a statement", broken, hang_up(self))
+        fault.reach("after a statement", broken, hang_up(self.connection))
         return cursor
 
     begin, end = AsyncTransaction.__aenter__, AsyncTransaction.__aexit__
@@ -123,12 +131,19 @@ def wrap(fault: Fault) -> None:
     async def taking(self: Any, *rest: Any, **options: Any) -> Any:
         fault.reach("before a connection", broken)
         connection = await take(self, *rest, **options)
-        fault.reach("after a connection", broken, hang_up(connection))
+        try:
+            fault.reach("after a connection", broken, hang_up(connection))
+        except psycopg.Error:
+            # A pool that never gets it back is no fault that there is.
+            await give(self, connection)
+            raise
         return connection
 
     async def giving(self: Any, connection: Any) -> None:
-        fault.reach("before giving a connection back", broken, hang_up(connection))
-        await give(self, connection)
+        try:
+            fault.reach("before giving a connection back", broken, hang_up(connection))
+        finally:
+            await give(self, connection)
 
     send = httpx2.AsyncHTTPTransport.handle_async_request
 
@@ -145,7 +160,7 @@ def wrap(fault: Fault) -> None:
         yield from read(*rest, **options)
         fault.reach("after the file", OSError)
 
-    psycopg.AsyncConnection.execute = executing  # type: ignore[method-assign]
+    psycopg.AsyncCursor.execute = executing  # type: ignore[method-assign]
     AsyncTransaction.__aenter__ = beginning  # type: ignore[method-assign]
     AsyncTransaction.__aexit__ = ending  # type: ignore[method-assign]
     AsyncConnectionPool.getconn = taking  # type: ignore[method-assign]
@@ -161,6 +176,7 @@ class Stage:
     case: Case
     database: Database
     embedder: embed.Embedder
+    settings: Settings
 
     @property
     def mara(self) -> Principal:
@@ -181,9 +197,49 @@ class Stage:
             max_bytes=100_000,
         )
 
+    async def ask_for(self, version: str) -> Any:
+        """What POST /rag/ingest with Prefer: respond-async does, with an idempotency key."""
+        text = (Path(self.case.folder) / version / NAME).read_text(encoding="utf-8")
+        return await Intake(
+            database=self.database,
+            settings=self.settings,
+            principal=self.mara,
+            destination=destination_of(self.mara, scope="user", tags=("public",)),
+            source=Source(name=NAME, source_id=NAME, content=text, language="en"),
+            idempotency_key=f"{self.case.scenario} {version}".replace(" ", "-"),
+        ).later()
+
+    async def work_off(self, embedder: embed.Embedder | None = None) -> None:
+        """What `rag worker --until-empty` does."""
+        model = Model(embedder=embedder or self.embedder, settings=self.settings)
+        async with Database(
+            self.case.worker_url, signer=SIGNER, role="rag_worker", pool_size=1, pool_timeout_s=20
+        ) as database:
+            bench = work.Bench(settings=self.settings, database=database, models=[model], model=model)
+            await work.work(bench, url=self.case.worker_url, concurrency=1, until_empty=True)
+
     async def take_back(self) -> Any:
         targets = Targets(source_ids=[NAME])
         return await invalidate(targets, reason="a test", principal=self.mara, database=self.database, cascade_id="c")
+
+
+class OverloadedAtFirst:
+    """An embedder whose provider does not answer the first time."""
+
+    def __init__(self, embedder: embed.Embedder) -> None:
+        self._embedder = embedder
+        self._overloaded = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._embedder, name)
+
+    async def embed(
+        self, texts: Sequence[str], *, purpose: Purpose, progress: Callable[[int], None] | None = None
+    ) -> list[list[float]]:
+        if self._overloaded:
+            self._overloaded = False
+            raise EmbeddingUnavailable()
+        return await self._embedder.embed(texts, purpose=purpose, progress=progress)
 
 
 async def nothing(stage: Stage) -> None:
@@ -208,6 +264,30 @@ async def taken_back(stage: Stage) -> None:
     await stage.take_back()
 
 
+async def asked_for(stage: Stage) -> None:
+    await stage.ask_for("second")
+
+
+async def asked_for_again(stage: Stage) -> None:
+    await first(stage)
+    await asked_for(stage)
+
+
+async def ask_unless_acknowledged(stage: Stage) -> None:
+    if not stage.case.acknowledged:
+        await asked_for(stage)
+    await stage.work_off()
+
+
+async def worked_off(stage: Stage) -> None:
+    await stage.work_off()
+
+
+async def worked_off_twice(stage: Stage) -> None:
+    overloaded: Any = OverloadedAtFirst(stage.embedder)
+    await stage.work_off(overloaded)
+
+
 Step = Callable[[Stage], Awaitable[Any]]
 SCENARIOS: dict[str, tuple[Step, Step]] = {
     "a new document": (nothing, lambda stage: stage.put("second")),
@@ -216,7 +296,20 @@ SCENARIOS: dict[str, tuple[Step, Step]] = {
     "a document that was deleted": (deleted, lambda stage: stage.put("second")),
     "newer content of a retracted one": (taken_back, lambda stage: stage.put("second", generation=9)),
     "a retraction": (first, lambda stage: stage.take_back()),
+    "a job that is asked for": (first, asked_for),
+    "a job of a new document": (asked_for, worked_off),
+    "a job of a changed document": (asked_for_again, worked_off),
+    "a job that is given back": (asked_for, worked_off_twice),
 }
+# The second time, where that is not the same once more: what was acknowledged need not be asked for again, and a job
+# has been acknowledged before a worker begins it.
+AGAIN: dict[str, Step] = {
+    "a job that is asked for": ask_unless_acknowledged,
+    "a job of a new document": worked_off,
+    "a job of a changed document": worked_off,
+    "a job that is given back": worked_off,
+}
+ASKING = "a job that is asked for"
 
 
 async def play(case: Case, fault: Fault, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -228,10 +321,12 @@ async def play(case: Case, fault: Fault, tell: Callable[[dict[str, Any]], None])
         openai_api_key="sk-test",
     )
     prepare, act = SCENARIOS[case.scenario]
+    if not case.prepare:
+        act = AGAIN.get(case.scenario, act)
     embedder = open_embedder(settings)
     database = Database(case.url, signer=SIGNER, publisher_url=case.publisher_url, pool_size=1, pool_timeout_s=20)
     async with database:
-        stage = Stage(case=case, database=database, embedder=embedder)
+        stage = Stage(case=case, database=database, embedder=embedder, settings=settings)
         if case.prepare:
             await prepare(stage)
             tell({"prepared": True})
@@ -250,6 +345,11 @@ def child(case: Case, out: int) -> None:
     # Several requests and several statements, of a document that is small.
     embed.OPENAI_BATCH_TEXTS = store.CHUNKS_PER_STATEMENT = 2
     embed.RETRY_DELAY_S = 0.0
+    # What a process that died had claimed is free soon, and what failed is tried again at once.
+    claim.LEASE_S = 1.0
+    work.RETRY_AFTER_S = (0.0, 0.0, 0.0)
+    # One that hangs ends with an exit code of its own, and the test names the step.
+    faulthandler.dump_traceback_later(60, exit=True)
     fault = Fault(case.step, case.way)
     wrap(fault)
     asyncio.run(play(case, fault, lambda told: void(os.write(out, json.dumps(told).encode() + b"\n"))))

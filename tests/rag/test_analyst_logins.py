@@ -282,7 +282,7 @@ def test_a_member_of_a_role_that_sees_more_is_refused(
             superuser.execute(
                 sql.SQL("grant {} to {} with " + inherited).format(sql.Identifier(role), sql.Identifier(member))
             )
-    with pytest.raises(InvalidInput, match=f"cannot be an analyst: it belongs to {group}"):
+    with pytest.raises(InvalidInput, match=f"cannot be an analyst: .*belongs to {group}\\b"):
         admit(desk, analyst(name))
 
 

@@ -61,6 +61,8 @@ def rag(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
             monkeypatch.delenv(name)
     monkeypatch.setenv("RAG_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RAG_LLM_PROVIDER", "extractive")
+    # A busy machine is not what is tested.
+    monkeypatch.setenv("RAG_POOL_TIMEOUT_SECONDS", "60")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 

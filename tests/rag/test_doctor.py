@@ -134,9 +134,11 @@ def test_a_deployment_that_holds_has_nothing_to_mend(doctor: Doctor) -> None:
     assert ran.said_of("not checked") == []
     assert ran.said_of("checked") == [
         f"the catalog, {len(expected())} facts",
+        "the queue of jobs: owners and rights",
         "reading and writing as the service, by a canary",
         "signing keys and analysts",
         "indexes of large access classes",
+        "what tenants have stored against what was counted",
         "reading and writing as every login, by a canary",
         "documents against their access classes",
         "the embedding model",
@@ -166,6 +168,40 @@ def test_what_it_prints_is_a_script_that_mends(doctor: Doctor, deployment: Deplo
         " (created_at)",
     ]
     assert ran.out.splitlines()[-1] in ("-- 3 errors, 1 warning, 1 note", "-- 3 errors, 2 warnings, 1 note")
+    run_sql(deployment, ran.out)
+    assert doctor().findings == []
+
+
+def test_rights_to_the_queue_that_are_not_as_they_were_made_are_named_and_mended(
+    doctor: Doctor, deployment: Deployment
+) -> None:
+    run_sql(
+        deployment,
+        """
+        grant select on jobs.procrastinate_jobs to rag_worker;
+        grant execute on function jobs.procrastinate_retry_job_v1(bigint, timestamptz, integer, varchar, varchar)
+            to public;
+        revoke execute on function jobs.procrastinate_update_heartbeat_v1(bigint) from rag_worker;
+        alter function jobs.procrastinate_prune_stalled_workers_v1(float) reset search_path;
+        alter function jobs.procrastinate_register_worker_v1() owner to postgres;
+        grant create on schema jobs to rag_queue;
+        revoke usage on schema jobs from rag_worker;
+        """,
+    )
+    ran = doctor(RAG_ADMIN_DATABASE_URL=None)
+    assert ran.code == 2
+    said = [finding for finding in ran.findings if "jobs" in finding]
+    assert [finding.removeprefix("error ") for finding in said] == [
+        "function jobs.procrastinate_prune_stalled_workers_v1(double precision): does not run as its owner, or not with"
+        " the search_path jobs, pg_temp",
+        "function jobs.procrastinate_register_worker_v1(): belongs to postgres and not to rag_queue",
+        "function jobs.procrastinate_retry_job_v1(bigint,timestamp with time zone,integer,character varying,character"
+        " varying): execute is granted to public",
+        "function jobs.procrastinate_update_heartbeat_v1: is not rag_worker's to call",
+        "schema jobs: create is granted to rag_queue",
+        "schema jobs: is not open to rag_worker: no job is done",
+        "table jobs.procrastinate_jobs: select is granted to rag_worker",
+    ]
     run_sql(deployment, ran.out)
     assert doctor().findings == []
 
@@ -302,6 +338,7 @@ def test_documents_that_show_another_class_than_theirs_are_counted_and_mended(
     mara = Principal(tenant_id="acme", user_id=7)
     for text in ("The harbour opens at six.", "The ferry leaves at nine.", "The lock is closed on Mondays."):
         store(mara, text, embedding_model=embedder.model_id)
+    run_sql(deployment, "select rag.recount_usage('acme')")
     assert doctor().findings == []
     run_sql(deployment, "update rag.rag_documents set tags = '{hr}' where title = 'A document' and body !~ 'ferry'")
     ran = doctor()
@@ -310,10 +347,26 @@ def test_documents_that_show_another_class_than_theirs_are_counted_and_mended(
     assert doctor().findings == []
 
 
-def test_chunks_of_another_model_are_counted(doctor: Doctor, store: Store, embedder: Embedder) -> None:
+def test_documents_that_nobody_counted_are_found_and_recounted(
+    doctor: Doctor, deployment: Deployment, store: Store, embedder: Embedder
+) -> None:
+    store(Principal(tenant_id="acme", user_id=7), "The harbour opens at six.", embedding_model=embedder.model_id)
+    ran = doctor()
+    assert ran.findings == [
+        "warning documents: of 1 tenants are not as many or as large as was counted, as after changes by hand: quotas"
+        " count wrongly until `rag limits recount`"
+    ]
+    run_sql(deployment, "select rag.recount_usage('acme')")
+    assert doctor().findings == []
+
+
+def test_chunks_of_another_model_are_counted(
+    doctor: Doctor, deployment: Deployment, store: Store, embedder: Embedder
+) -> None:
     mara = Principal(tenant_id="acme", user_id=7)
     store(mara, "The harbour opens at six.", embedding_model="ollama/elsewhere")
     store(mara, "The ferry leaves at nine.", embedding_model=embedder.model_id)
+    run_sql(deployment, "select rag.recount_usage('acme')")
     ran = doctor()
     assert ran.findings == [
         "warning chunks: 1 were embedded by ollama/elsewhere and are found by words alone, since questions are"

@@ -366,7 +366,7 @@ def test_another_password_is_refused(server, password, monkeypatch):
 
 
 def test_each_role_has_a_password_of_its_own_that_its_verifier_stands_for(server):
-    assert len({server.password(role) for role in ROLES}) == 5
+    assert len({server.password(role) for role in ROLES}) == 6
     ask(server, "create role rag_app login")
     ask(server, f"alter role rag_app password '{embedded.scram_verifier(server.password('rag_app'))}'")
     assert ask(server, "select current_user", role="rag_app") == [("rag_app",)]

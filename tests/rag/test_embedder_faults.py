@@ -17,7 +17,7 @@ from api.errors import status_of
 from rag import embed
 from rag.database import Database
 from rag.embed import Embedder, open_embedder
-from rag.errors import EmbeddingError, EmbeddingInvalid, EmbeddingTimeout, EmbeddingUnavailable
+from rag.errors import EmbeddingError, EmbeddingInvalid, EmbeddingTimeout, EmbeddingUnavailable, InsufficientQuota
 from rag.ingest import Ingested, Source, ingest
 from rag.principal import Principal
 from rag.settings import Settings
@@ -40,13 +40,13 @@ MODES: dict[tuple[str, str], type[EmbeddingError]] = {
     **{("openai", fault): EmbeddingInvalid for fault in BROKEN},
     **{("openai", fault): EmbeddingInvalid for fault in ("duplicate_index", "no_index", "deep_json", "endless")},
     **{("openai", fault): EmbeddingUnavailable for fault in ("reset", "cut", "server_error", "rate_limit")},
-    ("openai", "insufficient_quota"): EmbeddingUnavailable,
+    ("openai", "insufficient_quota"): InsufficientQuota,
     **{("openai", fault): EmbeddingTimeout for fault in ("hang", "drip")},
     **{("ollama", fault): EmbeddingInvalid for fault in BROKEN},
     **{("ollama", fault): EmbeddingUnavailable for fault in ("reset", "cut", "busy", "crash")},
     ("ollama", "slow"): EmbeddingTimeout,
 }
-STATUS = {EmbeddingInvalid: 502, EmbeddingUnavailable: 503, EmbeddingTimeout: 504}
+STATUS = {EmbeddingInvalid: 502, EmbeddingUnavailable: 503, InsufficientQuota: 503, EmbeddingTimeout: 504}
 
 
 @contextmanager

@@ -68,10 +68,11 @@ def put(database: Database, embedder: Embedder) -> Put:
         principal: Principal = MARA,
         *,
         source_id: str = "notes/deploy.md",
+        content: str = TEXT,
         meanwhile: Callable[[], Awaitable[object]] = nothing,
     ) -> Ingested:
         return await ingest(
-            Source(name=source_id, source_id=source_id, content=TEXT),
+            Source(name=source_id, source_id=source_id, content=content),
             principal=principal,
             destination=Destination(scope="project", user_id=7, project_id="orion", tags=principal.tags),
             database=database,
@@ -167,7 +168,7 @@ async def test_a_new_version_that_is_on_its_way_stays_away_as_well(
     await put()
     rewritten = Principal(tenant_id="acme", user_id=7, project_id="orion", tags=("public", "hr"))
     with pytest.raises(SourceRetracted):
-        await put(rewritten, meanwhile=forgetting(desk, **SUBJECTS[subject]))
+        await put(rewritten, content=TEXT + " It moved.", meanwhile=forgetting(desk, **SUBJECTS[subject]))
     assert rows(deployment.url("postgres"), "select id from rag.rag_documents") == []
 
 

@@ -748,6 +748,8 @@ async def test_a_writer_that_lost_a_race_reads_again_and_wins(put: Put, recordin
 
     async def overtake() -> None:
         slow.meanwhile = None
+        # As if the first one's claim had ended; with it, the second one would wait.
+        execute(superuser, "delete from rag.rag_claims")
         await put(readme(one=TWO))
 
     slow.meanwhile = overtake

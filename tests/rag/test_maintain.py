@@ -505,6 +505,24 @@ def test_an_index_that_has_bloated_is_reported_with_its_rebuild(deployment: Depl
         assert statement not in maintain.bloated(turn.survey())
 
 
+def test_an_index_that_has_bloated_is_rebuilt_while_it_serves(deployment: Deployment, care: Care):
+    grow(deployment, 1, 400)
+    care.run()
+    shrink(deployment, 1, 100)
+    with deployment.cluster.superuser(deployment.name) as connection:
+        connection.execute("vacuum rag.rag_chunks")
+    care.run()
+    with care.turn() as turn:
+        assert maintain.plan(turn.survey(), turn.limits).steps == ()
+        wanted = maintain.plan(turn.survey(), turn.limits, rebuild=True)
+        assert {(step.action, step.access_id) for step in wanted.steps} == {("rebuild", 1)}
+        assert turn.carry_out(wanted.steps, lambda *_: None) == []
+        found = turn.survey()
+        assert (maintain.bloated(found), found.classes[0].is_ready) == ([], True)
+        assert maintain.plan(found, turn.limits, rebuild=True).steps == ()
+    assert found_by_index(deployment, 1) == found_by_reading(deployment, 1)
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 

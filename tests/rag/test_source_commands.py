@@ -153,17 +153,21 @@ def test_status_counts_what_somebody_sees(rag: Rag, named: Deployment):
             row["documents"],
             row["chunks"],
             row["source_is_newer"],
+            row["stale"],
             row["other_model_chunks"],
             row["without_chunks"],
         )
         for row in json.loads(ran.out)["sources"]
     }
     assert found == {
-        ("", "markdown"): (1, 1, 0, 1, 0),
-        ("handbook", "adr"): (1, 1, 1, 0, 0),
-        ("handbook", "readme"): (1, 1, 0, 0, 0),
+        ("", "markdown"): (1, 1, 0, 0, 1, 0),
+        ("handbook", "adr"): (1, 1, 1, 1, 0, 0),
+        ("handbook", "readme"): (1, 1, 0, 0, 0, 0),
     }
-    assert json.loads(rag("status", "--user", "8", "--tenant", "acme", "--json").out) == {"sources": []}
+    assert json.loads(rag("status", "--user", "8", "--tenant", "acme", "--json").out) == {
+        "sources": [],
+        "synchronisations": [],
+    }
 
 
 def test_text_of_an_old_encoding_goes_in_when_it_is_named(rag: Rag, named: Deployment):
@@ -172,3 +176,65 @@ def test_text_of_an_old_encoding_goes_in_when_it_is_named(rag: Rag, named: Deplo
     assert rag("ingest", "note.txt", "--encoding", "cp1252", *AS_MARA).code == 0
     assert rows(named.url("postgres"), "select body from rag.rag_documents") == [{"body": "Größe"}]
     assert rag("ingest", "note.txt", "--encoding", "rot13", *AS_MARA).code == 1
+
+
+def synchronisations(rag: Rag, *who: str) -> list[dict[str, object]]:
+    return json.loads(rag("status", "--json", *who).out)["synchronisations"]
+
+
+def test_status_tells_when_a_source_was_last_in_step(rag: Rag, named: Deployment):
+    docs = Path("docs")
+    write(docs, a_md="# A\n\nOne.", b_md="# B\n\nTwo.")
+    sync = ("sync", "docs", "--name", "handbook", *AS_MARA)
+    assert rag(*sync, "--dry-run").code == 1
+    assert synchronisations(rag, *AS_MARA) == []
+    assert rag(*sync).code == 0
+    (first,) = synchronisations(rag, *AS_MARA)
+    assert first["succeeded_at"] == first["finished_at"]
+    assert {
+        name: first[name] for name in ("source", "scope", "files", "written", "removed", "unchanged", "failed")
+    } == {
+        "source": "handbook",
+        "scope": "user",
+        "files": 2,
+        "written": 2,
+        "removed": 0,
+        "unchanged": 0,
+        "failed": 0,
+    }
+    # One that failed in part is told, and when it last went well as well.
+    (docs / "a.md").unlink()
+    (docs / "c.md").write_bytes(b"\xff")
+    assert rag(*sync).code == 1
+    (second,) = synchronisations(rag, *AS_MARA)
+    assert second["succeeded_at"] == first["succeeded_at"]
+    assert str(second["finished_at"]) > str(first["finished_at"])
+    assert (second["written"], second["removed"], second["unchanged"], second["failed"]) == (0, 1, 1, 1)
+    # A source that is not there is no synchronisation.
+    docs.rename("elsewhere")
+    assert rag(*sync).code == 2
+    assert synchronisations(rag, *AS_MARA) == [second]
+
+    # Nobody else learns that there is such a source.
+    assert synchronisations(rag, "--user", "8", "--tenant", "acme") == []
+    assert synchronisations(rag, "--user", "7", "--tenant", "other") == []
+    table = rag("status", *AS_MARA).out
+    assert "handbook" in table
+    assert "succeeded_at" in table
+
+
+def test_a_commit_is_told_as_the_version(rag: Rag, named: Deployment):
+    write(Path("repo"), a_md="# A\n\nOne.")
+    git(Path("repo"), "init", "--quiet")
+    made = commit(Path("repo"))
+    assert rag("sync", "repo", "--git", "--name", "code", *AS_MARA).code == 0
+    (found,) = synchronisations(rag, *AS_MARA)
+    assert found["version"] == made
+
+
+def test_an_erased_owner_has_no_synchronisation(rag: Rag, named: Deployment, monkeypatch: pytest.MonkeyPatch):
+    write(Path("docs"), a_md="# A\n\nOne.")
+    assert rag("sync", "docs", "--name", "handbook", *AS_MARA).code == 0
+    monkeypatch.setenv("RAG_OPERATOR_DATABASE_URL", named.url("rag_operator"))
+    assert rag("forget", "--tenant", "acme", "--user", "7", "--yes").code == 0
+    assert rows(named.url("postgres"), "select 1 from rag.rag_synchronisations") == []

@@ -334,12 +334,28 @@ async def test_a_document_that_was_written_meanwhile_is_not_removed(place: Place
         )
         monkeypatch.setattr(Synchroniser, "_write", real)
         await other.sync(place.spec())
-        await real(self, *arguments)
+        return await real(self, *arguments)
 
     monkeypatch.setattr(Synchroniser, "_write", slow)
     outcome = await place.sync()
     assert [failure.reason for failure in outcome.failures] == ["was written meanwhile"]
     assert place.one("handbook:a.md")["body"] == "# A\n\nBack again."
+
+
+async def test_an_owner_who_is_erased_meanwhile_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """Not a class either: a synchronisation that ends afterwards has nothing to say of them."""
+    write(place.top, a_md="# A\n\nOne.")
+    embed = place.model.embed
+
+    async def they_are_forgotten(*given: Any, **named: Any) -> list[list[float]]:
+        rows(place.url, "select * from rag.forget('acme', 7)")
+        return await embed(*given, **named)
+
+    monkeypatch.setattr(place.model, "embed", they_are_forgotten)
+    outcome = await place.sync()
+    assert len(outcome.failures) == 1
+    assert rows(place.url, "select 1 from rag.rag_synchronisations") == []
+    assert rows(place.url, "select 1 from rag.rag_access_classes where user_id = 7") == []
 
 
 async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(place: Place):

@@ -33,6 +33,12 @@ def publisher(world: Deployment) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture(scope="module")
+def worker(world: Deployment) -> Iterator[psycopg.Connection]:
+    with world.connect("rag_worker") as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
 def operator(world: Deployment) -> Iterator[psycopg.Connection]:
     with world.connect("rag_operator") as connection:
         yield connection

@@ -12,7 +12,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "access.md"
 
 ROLES = (
     *("rag_app", "rag_publisher", "rag_operator", "rag_analyst", "rag_principal", "rag_search", "rag_steward"),
-    *("rag_migrator", "rag_owner"),
+    *("rag_embedder", "rag_migrator", "rag_owner", "rag_queue", "rag_worker"),
 )
 
 HEAD = """\
@@ -20,13 +20,16 @@ HEAD = """\
 
 Made from the catalog by `tests/sql/test_access.py`, which fails when the two differ. A role not listed for a
 table may do nothing with it. *Rows* is the condition of the policy that lets the role in; the restrictive
-policies, which apply on top of it, keep every row of `rag_app`, `rag_publisher` and `rag_principal` within the
-principal's tenant. Row security is forced on every table, so it binds `rag_owner` as well: without a policy of its
-own it sees nothing.
+policies, which apply on top of it, keep every row of `rag_app`, `rag_publisher`, `rag_worker` and `rag_principal`
+within the principal's tenant. Row security is forced on every table, so it binds `rag_owner` as well: without a policy
+of its own it sees nothing.
 
-`rag_app` and `rag_publisher` are the service, `rag_operator` and the members of `rag_analyst` are people. Nobody logs
-in as `rag_principal`, `rag_search`, `rag_steward` or `rag_owner`: the first three own the functions at the end of this
-page, which run with their rights, for whoever is named there and for the principal of that session alone.
+`rag_app` and `rag_publisher` are the service, `rag_worker` its workers; `rag_operator` and the members of `rag_analyst`
+are people. Nobody logs in as `rag_principal`, `rag_search`, `rag_steward`, `rag_queue`, `rag_embedder` or `rag_owner`:
+the first five own the functions at the end of this page, which run with their rights, for whoever is named there and
+for the principal of that session alone; those of `rag_queue` for the one job that a worker was given. Those of
+`rag_embedder`, which read texts of all tenants while a second embedding model is filled, are for `rag_owner`, whom
+`rag_migrator` alone becomes.
 
 """
 

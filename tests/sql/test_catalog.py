@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 
 import psycopg
 import pytest
 
-from tests.sql.world import REACHES, column, document_id, proof, protected_tables, query_id, signature, speaking
+from tests.conftest import SIGNER
+from tests.sql.world import (
+    QUEUED,
+    REACHES,
+    column,
+    document_id,
+    job_id,
+    proof,
+    protected_tables,
+    query_id,
+    signature,
+    speaking,
+)
 
-LOGINS = ("rag_app", "rag_publisher", "rag_operator", "rag_migrator")
-DEFINER_ROLES = ("rag_search", "rag_principal", "rag_steward")
+LOGINS = ("rag_app", "rag_publisher", "rag_worker", "rag_operator", "rag_migrator")
+DEFINER_ROLES = ("rag_search", "rag_principal", "rag_steward", "rag_embedder", "rag_queue")
 ROLES = (*LOGINS, *DEFINER_ROLES, "rag_owner", "rag_analyst")
 # The only tables that no tenant's rows are in.
-WITHOUT_TENANT = ("rag_signing_keys",)
+WITHOUT_TENANT = ("rag_models", "rag_signing_keys")
 
 # Objects of pgvector, which lives in the same schema, depend on it with deptype 'e'.
 OURS = """
@@ -60,21 +73,28 @@ def test_there_are_these_tables(superuser: psycopg.Connection) -> None:
         "rag_assertions",
         "rag_calibrations",
         "rag_chunks",
+        "rag_claims",
         "rag_class_indexes",
         "rag_class_languages",
         "rag_class_lexemes",
         "rag_documents",
         "rag_erasures",
         "rag_feedback",
+        "rag_jobs",
+        "rag_limits",
+        "rag_models",
         "rag_project_members",
         "rag_prompts",
         "rag_query_log_chunks",
         "rag_query_logs",
+        "rag_rate_buckets",
         "rag_retractions",
         "rag_service_keys",
         "rag_signing_keys",
+        "rag_synchronisations",
         "rag_tags",
         "rag_tombstones",
+        "rag_usage",
     ]
 
 
@@ -110,8 +130,8 @@ def test_every_granted_command_has_a_policy(superuser: psycopg.Connection, permi
             and (
                 %(permissive)s = 'PERMISSIVE'
                 or granted.role_name in ('rag_app', 'rag_publisher', 'rag_principal')
-                -- A tenant that was erased has no name left to compare with.
-                and not (granted.role_name = 'rag_principal' and granted.relname = 'rag_erasures')
+                -- A tenant that was erased has no name left to compare with; models are of no tenant.
+                and not (granted.role_name = 'rag_principal' and granted.relname in ('rag_erasures', 'rag_models'))
             )
             and not exists (
                 select 1 from pg_policies as policy
@@ -183,7 +203,7 @@ VIEWS = (
 SEEN = {(view, "SELECT"): "*" for view in VIEWS}
 REVISION = {("alembic_version", "SELECT"): "*"}
 SERVICE = {
-    ("rag_documents", "SELECT"): "tenant_id access_id id",
+    ("rag_documents", "SELECT"): "tenant_id access_id id body_bytes",
     ("rag_documents", "INSERT"): "*",
     ("rag_documents", "UPDATE"): DOCUMENT_UPDATE,
     ("rag_documents", "DELETE"): "*",
@@ -200,6 +220,24 @@ SERVICE = {
 PRIVILEGES = {
     "rag_app": SERVICE,
     "rag_publisher": SERVICE,
+    "rag_worker": {
+        ("rag_documents", "SELECT"): "tenant_id access_id id body_bytes",
+        ("rag_documents", "INSERT"): "*",
+        ("rag_documents", "UPDATE"): DOCUMENT_UPDATE,
+        ("rag_documents", "DELETE"): "*",
+        ("rag_chunks", "SELECT"): "tenant_id access_id id document_id chunk_index",
+        ("rag_chunks", "INSERT"): "*",
+        ("rag_chunks", "DELETE"): "*",
+        **REVISION,
+    },
+    "rag_queue": {
+        ("rag_jobs", "SELECT"): "*",
+        ("rag_jobs", "UPDATE"): "status reason detail attempts losses queue_id turn claim payload body request_key"
+        " started_at due_at finished_at",
+        ("rag_jobs", "DELETE"): "*",
+        ("rag_claims", "SELECT"): "tenant_id source_digest expires_at",
+        ("rag_claims", "DELETE"): "*",
+    },
     "rag_analyst": SEEN,
     "rag_operator": {
         ("rag_project_members", "SELECT"): "*",
@@ -225,6 +263,12 @@ PRIVILEGES = {
         ("rag_prompts", "INSERT"): "*",
         ("rag_prompts", "UPDATE"): "prompt replaces generation updated_at",
         ("rag_prompts", "DELETE"): "*",
+        ("rag_limits", "SELECT"): "*",
+        ("rag_limits", "INSERT"): "*",
+        ("rag_limits", "UPDATE"): "queries_per_minute query_burst ingests_per_minute ingest_burst documents bytes"
+        " updated_at",
+        ("rag_limits", "DELETE"): "*",
+        ("rag_usage", "SELECT"): "*",
         ("rag_assertions", "SELECT"): "*",
         ("rag_retractions", "SELECT"): "*",
         ("rag_erasures", "SELECT"): "*",
@@ -249,6 +293,13 @@ PRIVILEGES = {
             for command in ("SELECT", "INSERT", "DELETE")
         },
         ("rag_class_indexes", "UPDATE"): "ready chunks measured_at vector_bytes_per_chunk words_bytes_per_chunk",
+        ("rag_limits", "SELECT"): "*",
+        ("rag_rate_buckets", "SELECT"): "*",
+        ("rag_rate_buckets", "INSERT"): "*",
+        ("rag_rate_buckets", "UPDATE"): "tokens refilled_at",
+        ("rag_usage", "SELECT"): "*",
+        ("rag_usage", "INSERT"): "*",
+        ("rag_usage", "UPDATE"): "documents bytes",
     },
     "rag_principal": {
         ("rag_documents", "SELECT"): "*",
@@ -258,6 +309,9 @@ PRIVILEGES = {
         ("rag_tombstones", "SELECT"): "*",
         ("rag_tombstones", "INSERT"): "*",
         ("rag_tombstones", "UPDATE"): "generation reason updated_at retracted cascade_id removed_id",
+        ("rag_synchronisations", "SELECT"): "*",
+        ("rag_synchronisations", "INSERT"): "*",
+        ("rag_synchronisations", "UPDATE"): "version files written removed unchanged failed finished_at succeeded_at",
         ("rag_erasures", "SELECT"): "tenant_id subject_digest",
         ("rag_calibrations", "SELECT"): "*",
         ("rag_feedback", "SELECT"): "*",
@@ -265,21 +319,44 @@ PRIVILEGES = {
         ("rag_feedback", "UPDATE"): "rating clicked updated_at",
         ("rag_tags", "SELECT"): "*",
         ("rag_prompts", "SELECT"): "*",
+        ("rag_jobs", "SELECT"): "*",
+        ("rag_jobs", "INSERT"): "*",
+        ("rag_jobs", "UPDATE"): "status reason detail claim payload body result request_key due_at finished_at",
+        ("rag_claims", "SELECT"): "*",
+        ("rag_claims", "INSERT"): "*",
+        ("rag_claims", "UPDATE"): "token expires_at",
+        ("rag_claims", "DELETE"): "*",
         ("rag_project_members", "SELECT"): "*",
         ("rag_project_members", "INSERT"): "*",
         ("rag_project_members", "UPDATE"): "may_write",
         ("rag_project_members", "DELETE"): "*",
+        ("rag_models", "SELECT"): "place model_id is_former writes_paused_until changed_at",
+    },
+    "rag_embedder": {
+        ("rag_access_classes", "SELECT"): "tenant_id access_id",
+        ("rag_documents", "SELECT"): "tenant_id access_id id title",
+        ("rag_chunks", "SELECT"): "tenant_id access_id id document_id section chunk_text chunk_hash"
+        " second_embedding_model",
+        ("rag_chunks", "UPDATE"): "second_embedding second_embedding_model",
+        ("rag_class_indexes", "SELECT"): "access_id chunks ready",
+        ("rag_class_indexes", "UPDATE"): "vector_bytes_per_chunk",
+        ("rag_models", "SELECT"): "*",
+        ("rag_models", "INSERT"): "*",
+        ("rag_models", "UPDATE"): "*",
+        ("rag_models", "DELETE"): "*",
     },
     "rag_steward": {
         ("rag_access_classes", "SELECT"): "tenant_id access_id scope user_id project_id tags",
         ("rag_access_classes", "DELETE"): "*",
         ("rag_project_members", "SELECT"): "tenant_id owner_user_id project_id member_user_id",
         ("rag_project_members", "DELETE"): "*",
-        ("rag_documents", "SELECT"): "tenant_id access_id id user_id project_id source_type source_id",
+        ("rag_documents", "SELECT"): "tenant_id access_id id user_id project_id source_type source_id body_bytes",
         ("rag_documents", "DELETE"): "*",
         ("rag_chunks", "SELECT"): "tenant_id access_id document_id embedding_model",
         ("rag_tombstones", "SELECT"): "tenant_id access_id",
         ("rag_tombstones", "DELETE"): "*",
+        ("rag_synchronisations", "SELECT"): "tenant_id access_id",
+        ("rag_synchronisations", "DELETE"): "*",
         ("rag_erasures", "SELECT"): "tenant_id",
         ("rag_erasures", "INSERT"): "*",
         ("rag_erasures", "DELETE"): "*",
@@ -302,10 +379,22 @@ PRIVILEGES = {
         ("rag_service_keys", "DELETE"): "*",
         ("rag_calibrations", "SELECT"): "tenant_id",
         ("rag_calibrations", "DELETE"): "*",
-        ("rag_assertions", "SELECT"): "tenant_id user_id project_id created_at",
+        ("rag_assertions", "SELECT"): "tenant_id id user_id project_id created_at",
         ("rag_assertions", "DELETE"): "*",
         ("rag_retractions", "SELECT"): "tenant_id user_id project_id",
         ("rag_retractions", "DELETE"): "*",
+        ("rag_limits", "SELECT"): "tenant_id",
+        ("rag_limits", "DELETE"): "*",
+        ("rag_rate_buckets", "SELECT"): "tenant_id",
+        ("rag_rate_buckets", "DELETE"): "*",
+        ("rag_usage", "SELECT"): "*",
+        ("rag_usage", "INSERT"): "*",
+        ("rag_usage", "UPDATE"): "documents bytes",
+        ("rag_usage", "DELETE"): "*",
+        ("rag_jobs", "SELECT"): "tenant_id user_id project_id source_type source_id queue_id",
+        ("rag_jobs", "DELETE"): "*",
+        ("rag_claims", "SELECT"): "tenant_id",
+        ("rag_claims", "DELETE"): "*",
     },
 }
 
@@ -421,8 +510,10 @@ def test_memberships_are_these_without_inheritance(superuser: psycopg.Connection
         {"roles": list(ROLES)},
     ).fetchall()
     assert sorted(found) == [
+        ("rag_embedder", "rag_owner", False, True, False),
         ("rag_owner", "rag_migrator", False, True, False),
         ("rag_principal", "rag_owner", False, True, False),
+        ("rag_queue", "rag_owner", False, True, False),
         ("rag_search", "rag_owner", False, True, False),
         ("rag_steward", "rag_owner", False, True, False),
     ]
@@ -441,7 +532,7 @@ def test_the_search_path_of_every_role_that_runs_something_ends_with_pg_temp(
         where setrole = %s::regrole and entry like 'search\\_path=%%'
         """,
         (role,),
-    ) == ["rag, pg_temp"]
+    ) == ["rag, jobs, pg_temp" if role == "rag_worker" else "rag, pg_temp"]
 
 
 @pytest.mark.parametrize("role", ["rag_app", "rag_publisher"])
@@ -509,9 +600,11 @@ EXPLAIN = (
     "explain(text,uuid,halfvec,text,integer,integer,text,double precision,integer,integer,double precision,integer,"
     "text,text,double precision)"
 )
+NOTE_SYNCHRONISATION = "note_synchronisation(bigint,text,text,integer,integer,integer,integer,integer)"
 DEFINERS = {
     "rag_search": [
         "access_class(text,bigint,text,text[])",
+        "charge_quota(bigint,bigint)",
         "class_contents(text)",
         "class_reads(bigint,text,bigint,text,text[])",
         "class_sizes(bigint)",
@@ -523,16 +616,35 @@ DEFINERS = {
         "measure_class(text,bigint,integer)",
         "my_access_ids()",
         "my_classes()",
+        "my_limits()",
         "my_listed_documents()",
         "my_principal()",
         "my_writable_access_ids()",
         "narrowed_access_ids(text)",
+        "proof_holds(text,text)",
         "set_class_ready(text,bigint,boolean)",
+        "take_token(text)",
+    ],
+    "rag_embedder": [
+        "chunks_to_fill(text,bigint,integer)",
+        "count_fill()",
+        "fill_vectors(text,text[],bigint[],uuid[],text[])",
+        "lacks_vectors()",
+        "large_classes()",
+        "list_models()",
+        "pause_writes(integer)",
+        "set_models(text,text,boolean)",
     ],
     "rag_principal": [
+        "active_model()",
         "bury_source(bigint,text,text,text)",
+        "cancel_my_job(uuid)",
+        "check_model(text)",
+        "claim_source(bigint,text,text,uuid,interval)",
         "close_sources(bigint[],text[],text[],uuid[],text)",
+        "compare_models(halfvec,halfvec,integer)",
         "derived_documents(uuid[],text[],text[],boolean)",
+        "enqueue_job(text,text,text,text,jsonb,text,integer,bytea,bytea)",
         EXPLAIN,
         "find_source(bigint,text,bigint,text,text,text)",
         "give_feedback(uuid,uuid,integer,integer,boolean)",
@@ -542,29 +654,53 @@ DEFINERS = {
         "my_documents()",
         "my_documents_among(uuid[])",
         "my_feedback()",
+        "my_job(uuid)",
         "my_members()",
         "my_min_similarity(text)",
         "my_prompt()",
         "my_queries()",
         "my_query_chunks()",
+        "my_request(bytea,interval)",
         "my_sources_among(text[])",
+        "my_synchronisations()",
         "my_tag_owner(text)",
+        NOTE_SYNCHRONISATION,
+        "record_request(text,text,text,jsonb,bytea,bytea)",
+        "release_claim(bytea,uuid)",
+        "renew_claim(bytea,uuid,interval)",
         "reopen_sources(text[],text[],uuid[],text[],text[])",
         "retraction_of(text,bigint,text,text,text)",
         SEARCH,
         "search_mode(text,text,uuid[])",
+        "settle_job(uuid,uuid,jsonb)",
         "share_project(text,bigint,boolean)",
         "unshare_project(text,bigint)",
     ],
     "rag_steward": [
         "add_signing_key()",
         "count_traces(text,bigint,text,text,text)",
+        "count_expired(text,interval)",
         "embeds_with(text,text)",
+        "expire_batch(text,interval,integer)",
         "expire_logs(interval,text)",
         "explain_access(uuid,text,bigint,text,text[])",
         "forget(text,bigint,text,text,text)",
         "list_signing_keys()",
+        "recount_usage(text)",
         "retire_signing_key(text)",
+        "usage_drift()",
+    ],
+    "rag_queue": [
+        "cancel_jobs(uuid[])",
+        "drop_queued(bigint[])",
+        "expire_jobs(interval,interval)",
+        "list_jobs(text,text,integer)",
+        "push_job(text,uuid,text,text,integer)",
+        "queue_depth(interval,text)",
+        "recover_jobs(interval,integer)",
+        "resubmit_jobs(uuid[])",
+        "return_job(uuid,uuid,text,text,interval,boolean,text)",
+        "take_job(uuid,bigint,text)",
     ],
 }
 ALL_DEFINERS = [function for functions in DEFINERS.values() for function in functions]
@@ -612,6 +748,7 @@ def test_functions_that_read_the_principal_are_never_immutable(superuser: psycop
         "prepared_vector(regconfig,text,boolean)",
         "provenance_digest(text)",
         "question_lexemes(text,text)",
+        "refilled_tokens(double precision,timestamp with time zone,integer,integer,timestamp with time zone)",
         "search_vector(text,text)",
         "source_digest(text,text)",
         "tenant_lock(text)",
@@ -624,6 +761,11 @@ def test_functions_that_read_the_principal_are_never_immutable(superuser: psycop
     ]
     assert functions(superuser, "function.proleakproof") == []
 
+
+TWO_MODELS = "select rag.set_models('test-model', 'coming')"
+KEY = rf"\x{sha256(b'a key').hexdigest()}"
+JOB, OTHER_JOB = job_id("t1"), job_id("t2")
+TAKEN = f"(select claim from rag.take_job('{JOB}', {QUEUED['t1']}, '{{jobs_proof}}'))"
 
 # Called by each login that may; answers worked out from tests/sql/world.py. For the service: user 1 of t1 in project
 # alpha. Of several statements the last one has the answer.
@@ -775,6 +917,19 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         [True, False],
     ),
     "my_feedback()": ("rag_app", ("select array(select query_id from rag.my_feedback())",), [query_id(101)]),
+    "my_synchronisations()": (
+        "rag_app",
+        ("select array(select source from rag.my_synchronisations() order by 1)",),
+        ["source-1", "source-3", "source-6"],
+    ),
+    NOTE_SYNCHRONISATION: (
+        "rag_app",
+        (
+            "select rag.note_synchronisation(3, 'another', null, 1, 1, 0, 0, 0)",
+            "select array(select source from rag.my_synchronisations() order by 1)",
+        ),
+        ["another", "source-1", "source-3", "source-6"],
+    ),
     "my_prompt()": ("rag_app", ("select prompt from rag.my_prompt()",), "You speak for t1."),
     "my_tag_owner(text)": (
         "rag_app",
@@ -828,16 +983,22 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "rag_assertions": 3,
             "rag_calibrations": 1,
             "rag_chunks": 10,
+            "rag_claims": 1,
             "rag_documents": 10,
             "rag_feedback": 2,
+            "rag_jobs": 1,
+            "rag_limits": 1,
             "rag_prompts": 1,
             "rag_tags": 2,
             "rag_project_members": 2,
             "rag_query_log_chunks": 3,
             "rag_query_logs": 6,
+            "rag_rate_buckets": 1,
             "rag_retractions": 3,
             "rag_service_keys": 1,
+            "rag_synchronisations": 10,
             "rag_tombstones": 10,
+            "rag_usage": 1,
         },
     ),
     "embeds_with(text,text)": (
@@ -848,6 +1009,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ),
         [True, False, None],
     ),
+    "count_expired(text,interval)": ("rag_operator", ("select rag.count_expired('questions', '0 days')",), 8),
+    "expire_batch(text,interval,integer)": ("rag_operator", ("select rag.expire_batch('questions', '0 days', 5)",), 5),
     "expire_logs(interval,text)": ("rag_operator", ("select rag.expire_logs('0 days')",), 8 + 4),
     "explain_access(uuid,text,bigint,text,text[])": (
         "rag_operator",
@@ -866,16 +1029,156 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "rag_chunks": 4,
             "rag_documents": 4,
             "rag_feedback": 1,
+            "rag_jobs": 1,
+            "rag_claims": 1,
             "rag_tags": 0,
             "rag_project_members": 2,
             "rag_query_log_chunks": 1,
             "rag_query_logs": 2,
             "rag_retractions": 1,
+            "rag_synchronisations": 4,
             "rag_tombstones": 4,
         },
     ),
+    "charge_quota(bigint,bigint)": (
+        "rag_app",
+        (
+            "select count(*) from rag.charge_quota(1, 7)",
+            "select array[quota_limit, used] from rag.charge_quota(1000, 0)",
+        ),
+        [1000, 11],
+    ),
+    "my_limits()": ("rag_app", ("select array[documents, documents_used] from rag.my_limits()",), [1000, 10]),
+    "take_token(text)": (
+        "rag_app",
+        ("select array[granted, per_minute = 1000000] from rag.take_token('query')",),
+        [True, True],
+    ),
+    "recount_usage(text)": ("rag_operator", ("select documents from rag.recount_usage('t1')",), 10),
+    "usage_drift()": ("rag_operator", ("select count(*) from rag.usage_drift()",), 0),
+    "proof_holds(text,text)": ("rag_app", ("select rag.proof_holds('service_keys', '{proof}')",), True),
+    "cancel_my_job(uuid)": (
+        "rag_app",
+        (f"select array[rag.cancel_my_job('{JOB}'), rag.cancel_my_job('{OTHER_JOB}')]",),
+        [True, False],
+    ),
+    "claim_source(bigint,text,text,uuid,interval)": (
+        "rag_app",
+        (
+            f"select rag.claim_source(3, 'text', 'x', '{JOB}', '1 min')",
+            f"select rag.claim_source(3, 'text', 'x', '{OTHER_JOB}', '1 min') is null",
+        ),
+        True,
+    ),
+    "enqueue_job(text,text,text,text,jsonb,text,integer,bytea,bytea)": (
+        "rag_app",
+        (
+            "select array[rag.enqueue_job('ingest', null, 'text', 'x', '{}', 'y', 1, null, null) is null,"
+            " rag.enqueue_job('ingest', null, 'text', 'x', '{}', 'y', 2, null, null) is null]",
+        ),
+        [True, False],
+    ),
+    "my_job(uuid)": (
+        "rag_app",
+        (f"select array(select id from rag.my_job('{JOB}')) || array(select id from rag.my_job('{OTHER_JOB}'))",),
+        [job_id("t1")],
+    ),
+    "my_request(bytea,interval)": (
+        "rag_app",
+        (f"select array(select id from rag.my_request('{KEY}', '1 day'))",),
+        [job_id("t1")],
+    ),
+    "record_request(text,text,text,jsonb,bytea,bytea)": (
+        "rag_app",
+        (
+            "select rag.record_request('ingest', 'text', 'x', '{}', sha256('b'), sha256('c'))",
+            "select array(select queued from rag.my_request(sha256('b'), '1 day'))",
+        ),
+        [False],
+    ),
+    "renew_claim(bytea,uuid,interval)": (
+        "rag_app",
+        (f"select rag.renew_claim(sha256('a source'), '{JOB}', '1 min')",),
+        "",
+    ),
+    "release_claim(bytea,uuid)": ("rag_app", (f"select rag.release_claim(sha256('a source'), '{JOB}')",), ""),
+    "settle_job(uuid,uuid,jsonb)": ("rag_app", (f"select rag.settle_job('{JOB}', {TAKEN}, '{{}}')",), True),
+    "return_job(uuid,uuid,text,text,interval,boolean,text)": (
+        "rag_app",
+        (f"select rag.return_job('{JOB}', {TAKEN}, 'a reason', 'a text', null, true, '{{jobs_proof}}')",),
+        True,
+    ),
+    "take_job(uuid,bigint,text)": (
+        "rag_app",
+        (f"select array(select body from rag.take_job('{JOB}', {QUEUED['t1']}, '{{jobs_proof}}'))",),
+        ["palisade record waiting"],
+    ),
+    "push_job(text,uuid,text,text,integer)": (
+        "rag_app",
+        (f"select turn from rag.push_job('t1', '{JOB}', 'ingest', null, null)",),
+        1,
+    ),
+    "drop_queued(bigint[])": ("rag_app", (f"select rag.drop_queued('{{{QUEUED['t1']}}}')",), ""),
+    "queue_depth(interval,text)": (
+        "rag_app",
+        ("select processing from rag.queue_depth('30 s', '{jobs_proof}')",),
+        2,
+    ),
+    "recover_jobs(interval,integer)": ("rag_operator", ("select recovered from rag.recover_jobs('6 s', 5)",), 2),
+    "expire_jobs(interval,interval)": ("rag_operator", ("select rag.expire_jobs('1 day', '7 days')",), 0),
+    "list_jobs(text,text,integer)": (
+        "rag_operator",
+        ("select array(select tenant_id from rag.list_jobs(null, 'pending', 9) order by 1)",),
+        ["t1", "t2"],
+    ),
+    "cancel_jobs(uuid[])": ("rag_operator", (f"select rag.cancel_jobs('{{{JOB},{OTHER_JOB}}}')",), 2),
+    "resubmit_jobs(uuid[])": ("rag_operator", (f"select rag.resubmit_jobs('{{{JOB}}}')",), 0),
     "list_signing_keys()": ("rag_operator", ("select array(select key_id from rag.list_signing_keys())",), ["test"]),
     "retire_signing_key(text)": ("rag_operator", ("select rag.retire_signing_key('test')",), True),
+    "active_model()": ("rag_app", ("select rag.active_model() is null",), True),
+    "check_model(text)": ("rag_app", ("select rag.check_model('test-model') is null",), True),
+    # As the owner, whose functions these are; see `hijacking`, which lets everybody call them.
+    "chunks_to_fill(text,bigint,integer)": (
+        "rag_operator",
+        (TWO_MODELS, "select array(select access_id from rag.chunks_to_fill('t1', 9, 3))"),
+        [9, 10, 11],
+    ),
+    "count_fill()": ("rag_operator", (TWO_MODELS, "select chunks from rag.count_fill()"), 13),
+    "fill_vectors(text,text[],bigint[],uuid[],text[])": (
+        "rag_operator",
+        (
+            TWO_MODELS,
+            "select rag.fill_vectors('coming', array_agg(tenant_id), array_agg(access_id), array_agg(chunk_id),"
+            " array_agg((array_fill(1::real, array[512])::rag.halfvec)::pg_catalog.text))"
+            " from rag.chunks_to_fill('t1', 9, 3)",
+        ),
+        3,
+    ),
+    "lacks_vectors()": ("rag_operator", (TWO_MODELS, "select rag.lacks_vectors()"), True),
+    "large_classes()": (
+        "rag_operator",
+        ("select array(select access_id from rag.large_classes())",),
+        [],
+    ),
+    "list_models()": (
+        "rag_operator",
+        (TWO_MODELS, "select array(select model_id from rag.list_models())"),
+        ["test-model", "coming"],
+    ),
+    "compare_models(halfvec,halfvec,integer)": (
+        "rag_app",
+        (
+            "select array[active_found, second_found, shared] from rag.compare_models("
+            "array_fill(1::real, array[512])::rag.halfvec, array_fill(1::real, array[512])::rag.halfvec, 3)",
+        ),
+        [0, 0, 0],
+    ),
+    "pause_writes(integer)": ("rag_operator", (TWO_MODELS, "select rag.pause_writes(60)::pg_catalog.text"), ""),
+    "set_models(text,text,boolean)": (
+        "rag_operator",
+        (TWO_MODELS, "select array(select place from rag.list_models())"),
+        ["active", "second"],
+    ),
 }
 
 # What an attacker puts before ours and Postgres' own, in a schema that their search path has first. The operators
@@ -958,7 +1261,11 @@ def hijacking(superuser: psycopg.Connection, role: str) -> Iterator[psycopg.Conn
 
 def answer(connection: psycopg.Connection, statements: tuple[str, ...]) -> object:
     for statement in statements:
-        found = connection.execute(statement.replace("{proof}", proof("rag_app"))).fetchone()
+        found = connection.execute(
+            statement.replace("{proof}", proof("rag_app")).replace(
+                "{jobs_proof}", SIGNER.prove(role="rag_app", purpose="jobs")
+            )
+        ).fetchone()
     assert found is not None
     return found[0]
 
@@ -1027,8 +1334,18 @@ def test_everything_belongs_to_the_owner(superuser: psycopg.Connection) -> None:
 
 
 def test_there_is_no_trigger_and_no_rule(superuser: psycopg.Connection) -> None:
-    """But for those that Postgres itself makes for foreign keys and views."""
-    assert column(superuser, "select tgname from pg_trigger where not tgisinternal") == []
+    """But for those that Postgres itself makes for foreign keys and views, and for the queue's own."""
+    assert (
+        column(
+            superuser,
+            """
+        select tgname from pg_trigger
+        join pg_class on pg_class.oid = tgrelid
+        where not tgisinternal and relnamespace <> 'jobs'::regnamespace
+        """,
+        )
+        == []
+    )
     assert (
         column(
             superuser,
@@ -1100,7 +1417,7 @@ def test_foreign_keys_cascade_or_restrict(superuser: psycopg.Connection) -> None
         "select conname, confdeltype, confupdtype from pg_constraint"
         " where contype = 'f' and connamespace = 'rag'::regnamespace"
     ).fetchall()
-    assert len(found) == 8
+    assert len(found) == 9
     assert [name for name, delete, update in found if delete not in ("c", "r", "a") or update not in ("r", "a")] == []
 
 
@@ -1127,9 +1444,10 @@ def test_tables_have_a_primary_key_and_a_tenant(superuser: psycopg.Connection) -
 def test_what_an_exact_scan_reads_is_stored_in_the_row(superuser: psycopg.Connection) -> None:
     found = superuser.execute(
         "select attname, attstorage from pg_attribute"
-        " where attrelid = 'rag.rag_chunks'::regclass and attname in ('embedding', 'tsv') order by attname"
+        " where attrelid = 'rag.rag_chunks'::regclass and attname in ('embedding', 'second_embedding', 'tsv')"
+        " order by attname"
     ).fetchall()
-    assert found == [("embedding", "p"), ("tsv", "m")]
+    assert found == [("embedding", "p"), ("second_embedding", "p"), ("tsv", "m")]
 
 
 # Random numbers, times, sizes, and words of the product's own.
@@ -1140,11 +1458,14 @@ HARMLESS = {
     *("query_length", "result_count", "citation_count", "context_tokens", "confidence", "rows_removed"),
     *("retrieval_ms", "generation_ms", "latency_ms", "score", "cosine"),
     *("scope", "mode", "action", "actions", "scopes", "kind", "user_scope", "act_as", "may_write", "verified", "cited"),
-    *("language", "source_type", "embedding_model", "model_used"),
+    *("language", "source_type", "embedding_model", "second_embedding_model", "model_used"),
+    *("place", "is_former", "writes_paused_until", "changed_at"),
     *("ready", "chunks", "lexemes", "measured_at", "vector_bytes_per_chunk", "words_bytes_per_chunk"),
     *("fusion", "vector_share", "min_similarity", "questions", "ndcg_before", "ndcg_after", "calibrated_at"),
     *("user_id", "owner_user_id", "member_user_id"),
+    *("status", "attempts", "losses", "queue_id", "turn", "claim", "token", "started_at", "due_at", "finished_at"),
     *("rating", "clicked", "replaces", "route_fallback", "retracted", "removed_id", "sources", "documents"),
+    *("files", "written", "removed", "unchanged", "failed", "finished_at", "succeeded_at"),
 }
 
 

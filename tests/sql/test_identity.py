@@ -730,7 +730,16 @@ def test_user_0_sees_public_rows_only(service: psycopg.Connection) -> None:
         assert principals(service) == [("t1", None, "*", ["public"])]
         assert column(service, "select access_id from rag_chunks") == [1]
         once = ("rag_documents", "rag_chunks", "v_documents", "v_chunks", "v_stale_documents", "v_source_usage")
-        once += ("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_chunks()", "my_prompt()")
+        once += (
+            "my_principal()",
+            "whoami()",
+            "my_classes()",
+            "my_documents()",
+            "my_chunks()",
+            "my_prompt()",
+            "my_limits()",
+            "my_synchronisations()",
+        )
         assert rows_everywhere(service) == dict.fromkeys(SERVICE_READS, 0) | dict.fromkeys(once, 1)
 
 
@@ -947,8 +956,8 @@ def test_the_operator_may_not_even_ask(operator: psycopg.Connection, role: str) 
 
 
 OTHER_ROLES = (
-    *("rag_owner", "rag_search", "rag_principal", "rag_steward", "rag_analyst"),
-    *("rag_migrator", "rag_publisher", "rag_app", "rag_operator"),
+    *("rag_owner", "rag_search", "rag_principal", "rag_steward", "rag_embedder", "rag_analyst"),
+    *("rag_migrator", "rag_publisher", "rag_app", "rag_operator", "rag_queue", "rag_worker"),
 )
 
 
@@ -971,18 +980,43 @@ SERVING = READING | {
     *("begin_as", "my_writable_access_ids", "access_class", "class_reads", "load_service_keys"),
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "bury_source", "my_members"),
     *("my_min_similarity", "give_feedback", "my_tag_owner", "my_prompt"),
+    *("my_synchronisations", "note_synchronisation"),
     *("derived_documents", "retraction_of", "close_sources", "reopen_sources"),
+    *("take_token", "take_token_as", "charge_quota", "my_limits"),
+    *("active_model", "check_model", "compare_models"),
+    *("enqueue_job", "record_request", "my_request", "my_job", "cancel_my_job", "queue_depth"),
+    *("claim_source", "renew_claim", "release_claim"),
     *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
+WORKING = {
+    *("take_job", "return_job", "recover_jobs", "expire_jobs", "queue_depth", "settle_job"),
+    *("claim_source", "renew_claim", "release_claim"),
+    *("charge_quota", "my_limits", "active_model", "check_model"),
+    *("begin_as", "my_principal", "my_tenant_id", "my_user_id", "my_access_ids", "my_writable_access_ids"),
+    *("my_classes", "access_class", "class_reads", "tenant_lock", "find_source", "retraction_of"),
+    *("my_document", "my_document_chunks", "text_search_config", "search_vector", "lexeme_total", *VECTORS),
+}
 OPERATING = {
+    *("list_jobs", "resubmit_jobs", "cancel_jobs", "expire_jobs"),
     *("add_signing_key", "list_signing_keys", "retire_signing_key"),
-    *("forget", "count_traces", "expire_logs", "explain_access", "embeds_with", "vector_share"),
+    *(
+        "forget",
+        "count_traces",
+        "expire_logs",
+        "count_expired",
+        "expire_batch",
+        "explain_access",
+        "embeds_with",
+        "vector_share",
+    ),
     *("class_indexes", "class_sizes", "measure_class", "set_class_ready", "demote_class"),
+    *("usage_drift", "recount_usage"),
+    *("active_model", "list_models"),
 }
 FOR_SEARCH = {
     *("signature_holds", "my_tenant_id", "tenant_lock", "class_indexes"),
     *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
-    "candidate_query",
+    *("candidate_query", "limits_of", "refilled_tokens"),
 }
 FOR_PRINCIPAL = {
     *("my_principal", "my_tenant_id", "my_user_id", "i_am_analyst", "my_access_ids", "my_writable_access_ids"),
@@ -990,7 +1024,7 @@ FOR_PRINCIPAL = {
     "provenance_digest",
     *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
     *("class_contents", "indexed_among", "nearest_indexed", "vector_share", "fuse_candidates"),
-    *("my_tags", "feedback_support"),
+    *("my_tags", "feedback_support", "push_job", "drop_queued"),
 }
 
 
@@ -998,13 +1032,19 @@ FOR_PRINCIPAL = {
     ("role", "expected"),
     [
         ("rag_app", SERVING),
-        ("rag_publisher", SERVING),
+        ("rag_publisher", SERVING | {"settle_job"}),
+        ("rag_worker", WORKING),
+        ("rag_queue", {"proof_holds"}),
         ("rag_analyst", READING),
         ("rag_operator", OPERATING),
         ("rag_migrator", set()),
         ("rag_search", FOR_SEARCH),
         ("rag_principal", FOR_PRINCIPAL),
-        ("rag_steward", {"tenant_lock", "erasure_digest", "erasure_kind"}),
+        (
+            "rag_steward",
+            {"tenant_lock", "erasure_digest", "erasure_kind", "expired_questions", "expired_assertions", "drop_queued"},
+        ),
+        ("rag_embedder", {"class_indexes"}),
     ],
 )
 def test_each_role_executes_a_listed_set_of_our_functions(
@@ -1028,7 +1068,9 @@ def test_each_role_executes_a_listed_set_of_our_functions(
     assert sorted(found) == sorted(expected)
 
 
-@pytest.mark.parametrize("role", ["rag_app", "rag_publisher", "rag_operator", "rag_migrator", "rag_analyst"])
+@pytest.mark.parametrize(
+    "role", ["rag_app", "rag_publisher", "rag_worker", "rag_operator", "rag_migrator", "rag_analyst"]
+)
 def test_the_login_roles_own_nothing(superuser: psycopg.Connection, role: str) -> None:
     assert column(
         superuser,
@@ -1037,7 +1079,7 @@ def test_the_login_roles_own_nothing(superuser: psycopg.Connection, role: str) -
     ) == [0]
 
 
-@pytest.mark.parametrize("role", ["rag_app", "rag_publisher", "rag_operator", "rag_migrator"])
+@pytest.mark.parametrize("role", ["rag_app", "rag_publisher", "rag_worker", "rag_operator", "rag_migrator"])
 @pytest.mark.parametrize(
     "statement",
     [
@@ -1084,6 +1126,21 @@ def test_the_service_cannot_pass_on_its_rights(world: Deployment, role: str) -> 
                 *("update rag_access_classes set tags = '{public}'", "delete from rag_access_classes"),
                 *("insert into rag_signing_keys values ('x', '', '')", "delete from rag_signing_keys"),
                 "update rag_analysts set tenant_id = 't2'",
+                *("select second_embedding from rag_chunks", "select count(*) from rag_models"),
+            ),
+        ),
+        (
+            "rag_embedder",
+            (
+                *("select embedding from rag_chunks", "select tsv from rag_chunks", "delete from rag_chunks"),
+                *("update rag_chunks set embedding = null", "update rag_chunks set chunk_text = ''"),
+                *(
+                    f"select {name} from rag_documents"
+                    for name in ("body", "source_id", "source_uri", "metadata", "tags")
+                ),
+                *("select scope from rag_access_classes", "select tags from rag_access_classes"),
+                *("select count(*) from rag_query_logs", "select count(*) from rag_signing_keys"),
+                *("update rag_documents set title = ''", "update rag_class_indexes set ready = true"),
             ),
         ),
         (

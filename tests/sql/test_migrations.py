@@ -178,7 +178,7 @@ def test_bootstrapping_again_changes_nothing(deployment: Deployment, dump: Calla
         roles, schema = connection.execute(statement).fetchall(), dump(deployment)
         migrate.bootstrap(deployment.url("postgres"))
         assert connection.execute(statement).fetchall() == roles
-    assert len(roles) == 9
+    assert len(roles) == 12
     assert dump(deployment) == schema
 
 

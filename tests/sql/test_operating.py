@@ -20,7 +20,7 @@ from rag.sign import Signer
 from tests.conftest import SIGNER, Deployment, Store, unit_vector
 from tests.sql.world import CLASSES, REACHES, column, document_id, protected_tables, refused_with, speaking
 
-LOGINS = ("rag_app", "rag_publisher", "rag_migrator", "rag_operator")
+LOGINS = ("rag_app", "rag_publisher", "rag_worker", "rag_migrator", "rag_operator")
 
 # --- a world of neighbours, written by hand -------------------------------------------------------
 
@@ -70,6 +70,10 @@ ASSERTIONS: Mapping[int, tuple[str, int, str | None]] = {
 }
 
 
+# Of these the jobs are about a source that is erased; of the others about another one.
+JOB_SOURCES = {201: ("text", "notes"), 203: ("markdown", "notes"), 206: ("text", "notes")}
+
+
 def uuid_of(number: int) -> UUID:
     return UUID(f"00000000-0000-4000-8000-{number:012d}")
 
@@ -87,8 +91,17 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
             " values (%(tenant)s, %(access)s, source_digest('text', 'gone'), 'deleted')",
             place,
         )
+        superuser.execute(
+            "insert into rag_synchronisations"
+            " (tenant_id, access_id, source, files, written, removed, unchanged, failed)"
+            " values (%(tenant)s, %(access)s, 'handbook', 1, 1, 0, 0, 0)",
+            place,
+        )
         for number in SOURCES:
             add_document(superuser, access_id, access_id * 10 + number, *SOURCES[number])
+    superuser.execute(
+        "insert into rag_usage select tenant_id, 0, count(*), sum(body_bytes) from rag_documents group by tenant_id"
+    )
     for member in MEMBERS:
         superuser.execute("insert into rag_project_members values (%s, %s, %s, %s, true)", member)
     for number, (tenant, user, project, hits) in QUESTIONS.items():
@@ -133,6 +146,12 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
             " values (%s, %s, %s, %s, 'invalidate', 'a test', 1, 1, 1)",
             (tenant, uuid_of(number), user, project),
         )
+        source_type, source_id = JOB_SOURCES.get(number, ("text", "minutes"))
+        superuser.execute(
+            "insert into rag_jobs (tenant_id, id, user_id, project_id, tags, kind, status, source_type, source_id)"
+            " values (%s, %s, %s, %s, '{public}', 'ingest', 'failed', %s, %s)",
+            (tenant, uuid_of(number), user, project, source_type, source_id),
+        )
     for number, tenant in ((301, ONE), (302, TWO)):
         superuser.execute(
             "insert into rag_service_keys (tenant_id, key_id, name, secret_sha256, actions, scopes, expires_at)"
@@ -148,6 +167,8 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
             (tenant,),
         )
         superuser.execute("insert into rag_prompts (tenant_id, prompt) values (%s, 'Be kind.')", (tenant,))
+        superuser.execute("insert into rag_limits (tenant_id, documents) values (%s, 1000)", (tenant,))
+        superuser.execute("insert into rag_rate_buckets values (%s, 'query', 5, now())", (tenant,))
         superuser.execute(
             "insert into rag_erasures (tenant_id, id, kind, subject_digest, rows_removed, erased_by)"
             " values (%s, %s, 'user', sha256('somebody'), 5, 'rag_operator')",
@@ -219,6 +240,7 @@ NAMED_BY: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "rag_documents": lambda row: (row["access_id"], number_of(row["id"])),
     "rag_chunks": lambda row: (row["access_id"], number_of(row["document_id"])),
     "rag_tombstones": lambda row: row["access_id"],
+    "rag_synchronisations": lambda row: row["access_id"],
     "rag_project_members": lambda row: (
         row["tenant_id"],
         row["owner_user_id"],
@@ -233,8 +255,13 @@ NAMED_BY: Mapping[str, Callable[[dict[str, Any]], object]] = {
     ),
     "rag_tags": lambda row: (row["tenant_id"], row["name"]),
     "rag_prompts": lambda row: row["tenant_id"],
+    "rag_limits": lambda row: row["tenant_id"],
+    "rag_rate_buckets": lambda row: row["tenant_id"],
+    "rag_usage": lambda row: row["tenant_id"],
     "rag_assertions": lambda row: number_of(row["id"]),
     "rag_retractions": lambda row: number_of(row["id"]),
+    "rag_jobs": lambda row: number_of(row["id"]),
+    "rag_claims": lambda row: row["tenant_id"],
     "rag_service_keys": lambda row: row["tenant_id"],
     "rag_analysts": lambda row: row["tenant_id"],
     "rag_calibrations": lambda row: row["tenant_id"],
@@ -267,6 +294,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_access_classes": {1, 2, 3, 4, 5, 6},
             "rag_documents": documents_of(1, 2, 3, 4, 5, 6),
             "rag_tombstones": {1, 2, 3, 4, 5, 6},
+            "rag_synchronisations": {1, 2, 3, 4, 5, 6},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA), (ONE, BORIS, "beta", ANNA)},
             "rag_query_logs": {101, 102, 103, 104, 105, 107, 108},
             "rag_query_log_chunks": {
@@ -275,10 +303,14 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             },
             "rag_assertions": {201, 202, 203, 204, 205},
             "rag_retractions": {201, 202, 203, 204, 205},
+            "rag_jobs": {201, 202, 203, 204, 205},
             "rag_service_keys": {ONE},
             "rag_analysts": {ONE},
             "rag_calibrations": {ONE},
             "rag_prompts": {ONE},
+            "rag_limits": {ONE},
+            "rag_rate_buckets": {ONE},
+            "rag_usage": {ONE},
             "rag_tags": {(ONE, "hr"), (ONE, "it")},
             "rag_feedback": {
                 *((101, 21), (101, 11), (102, 61), (103, None), (104, 41), (104, None), (108, 22)),
@@ -292,6 +324,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_access_classes": {2, 4},
             "rag_documents": documents_of(2, 4),
             "rag_tombstones": {2, 4},
+            "rag_synchronisations": {2, 4},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA), (ONE, BORIS, "beta", ANNA)},
             "rag_query_logs": {101, 102, 107},
             # Others' hits on what was hers as well.
@@ -301,6 +334,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_tags": {(ONE, "hr")},
             "rag_assertions": {201, 202},
             "rag_retractions": {201, 202},
+            "rag_jobs": {201, 202},
         },
     ),
     "project of everybody": (
@@ -309,6 +343,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_access_classes": {4, 5},
             "rag_documents": documents_of(4, 5),
             "rag_tombstones": {4, 5},
+            "rag_synchronisations": {4, 5},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA)},
             "rag_query_logs": {103, 104},
             "rag_query_log_chunks": {
@@ -318,6 +353,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_feedback": {(103, None), (104, 41), (104, None)},
             "rag_assertions": {202, 203, 204},
             "rag_retractions": {202, 203, 204},
+            "rag_jobs": {202, 203, 204},
         },
     ),
     "project of one": (
@@ -326,6 +362,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_access_classes": {4},
             "rag_documents": documents_of(4),
             "rag_tombstones": {4},
+            "rag_synchronisations": {4},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA)},
             # Carla asked in Anna's project; Boris in his own of that name.
             "rag_query_logs": {104},
@@ -333,11 +370,13 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_feedback": {(104, 41), (104, None)},
             "rag_assertions": {202, 204},
             "rag_retractions": {202, 204},
+            "rag_jobs": {202, 204},
         },
     ),
     "source": (
         {"tenant_id": ONE, "source_id": "notes"},
         {
+            "rag_jobs": {201, 203},
             "rag_documents": documents_of(1, 2, 3, 4, 5, 6, numbers=(1, 2)),
             "rag_query_log_chunks": {
                 *((101, 21), (101, 11), (102, 61), (103, 51), (103, 52), (104, 41)),
@@ -349,6 +388,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
     "source of a type": (
         {"tenant_id": ONE, "source_id": "notes", "source_type": "text"},
         {
+            "rag_jobs": {201},
             "rag_documents": documents_of(1, 2, 3, 4, 5, 6, numbers=(1,)),
             "rag_query_log_chunks": {
                 *((101, 21), (101, 11), (102, 61), (103, 51), (104, 41)),
@@ -408,6 +448,12 @@ def test_an_erasure_takes_these_rows_and_its_neighbours_lose_nothing(registrar: 
     erase(registrar, case)
     after = contents(registrar)
     assert after["rag_erasures"].pop("new")
+    # Counted as the sum of several rows.
+    assert column(registrar, "select count(*) from usage_drift()") == [0]
+    assert before["rag_usage"].pop(TWO) == after["rag_usage"].pop(TWO)
+    if case != "tenant":
+        gone = len(expected_rows(case).get("rag_documents", ()))
+        assert after["rag_usage"].pop(ONE)["documents"] == before["rag_usage"].pop(ONE)["documents"] - gone
     for table, rows in before.items():
         stays = {name: row for name, row in rows.items() if name not in expected_rows(case).get(table, set())}
         assert after[table] == stays, table
@@ -495,10 +541,14 @@ OPERATING: Mapping[str, dict[str, Any]] = {
     "forget": {"tenant_id": ONE},
     "count_traces": {"tenant_id": ONE},
     "expire_logs": {"older_than": "1 day"},
+    "count_expired": {"kind": "questions", "older_than": "1 day"},
+    "expire_batch": {"kind": "questions", "older_than": "1 day", "at_most": 1},
     "explain_access": {"document_id": uuid_of(11), "tenant_id": ONE},
     "add_signing_key": {},
     "list_signing_keys": {},
     "retire_signing_key": {"key_id": "test"},
+    "usage_drift": {},
+    "recount_usage": {"tenant_id": ONE},
 }
 
 
@@ -629,6 +679,97 @@ def test_logs_end_by_age_and_nothing_else_does(registrar: psycopg.Connection, ca
 def test_an_age_that_is_none_expires_nothing(registrar: psycopg.Connection, older_than: str | None) -> None:
     with as_operator(registrar) as operator:
         assert refused_with(operator, named("expire_logs", {"older_than": older_than})) == "22023"
+
+
+@pytest.mark.parametrize("kind", ["questions", "assertions"])
+@pytest.mark.parametrize("at_most", [1, 2, 3, 100])
+def test_batches_remove_what_is_too_old_and_nothing_else(
+    registrar: psycopg.Connection, kind: str, at_most: int
+) -> None:
+    table, old, young = {
+        "questions": ("rag_query_logs", (101, 103, 106), 102),
+        "assertions": ("rag_assertions", (202, 204, 206), 203),
+    }[kind]
+    for number in old:
+        age(registrar, table, number, 91)
+    age(registrar, table, young, 89)
+    before = contents(registrar)
+    arguments = {"kind": kind, "older_than": "90 days"}
+    batches = []
+    with as_operator(registrar) as operator:
+        while (left := column(operator, named("count_expired", arguments))) != [0]:
+            assert left == [3 - sum(batches)]
+            batches += column(operator, named("expire_batch", arguments | {"at_most": at_most}))
+            assert batches[-1] > 0
+        assert column(operator, named("expire_batch", arguments | {"at_most": at_most})) == [0]
+    assert (sum(batches), max(batches)) == (3, min(at_most, 3))
+    after = contents(registrar)
+    gone = {name: set(before[name]) - set(after[name]) for name in before}
+    assert gone.pop(table) == set(old)
+    goes_with_it = ("rag_query_log_chunks", "rag_feedback") if kind == "questions" else ()
+    for other in goes_with_it:
+        assert gone.pop(other) == {name for name in before[other] if name[0] in old}  # type: ignore[index]
+    assert gone == {name: set() for name in gone}
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("count_expired", {"kind": "questions", "older_than": None}),
+        ("count_expired", {"kind": "retractions", "older_than": "1 day"}),
+        ("count_expired", {"kind": "assertions", "older_than": "-1 day"}),
+        ("expire_batch", {"kind": "questions", "older_than": "1 day", "at_most": None}),
+        ("expire_batch", {"kind": "questions", "older_than": "-1 day", "at_most": 1}),
+        ("expire_batch", {"kind": None, "older_than": "1 day", "at_most": 1}),
+        ("expire_batch", {"kind": "rag_documents", "older_than": "1 day", "at_most": 1}),
+    ],
+)
+def test_what_has_no_end_or_no_age_is_refused(
+    registrar: psycopg.Connection, function: str, arguments: dict[str, Any]
+) -> None:
+    before = contents(registrar)
+    with as_operator(registrar) as operator:
+        assert refused_with(operator, named(function, arguments)) in ("22023", "20000")
+    assert contents(registrar) == before
+
+
+# --- nothing of a tenant is left ------------------------------------------------------------------
+
+
+def test_an_erased_tenant_is_in_no_table_that_has_a_tenant(registrar: psycopg.Connection) -> None:
+    """The tables are the catalog's: one that is added later is looked at as well, and has to have had a row."""
+    tables = column(
+        registrar,
+        "select relation.relname from pg_class as relation"
+        " join pg_attribute as attribute on attribute.attrelid = relation.oid and attribute.attname = 'tenant_id'"
+        " where relation.relnamespace = 'rag'::regnamespace and relation.relkind in ('r', 'p')",
+    )
+    assert set(tables) >= {"rag_documents", "rag_synchronisations", "rag_class_lexemes"}
+    for statement in (
+        "insert into rag_class_indexes (tenant_id, access_id, chunks) select tenant_id, access_id, 1",
+        "insert into rag_class_languages select tenant_id, access_id, 'en', 1, 3",
+        "insert into rag_class_lexemes select tenant_id, access_id, 'en', 'record', 1",
+    ):
+        registrar.execute(f"{statement} from rag_access_classes")
+    registrar.execute(
+        "insert into rag_claims (tenant_id, source_digest, token, expires_at)"
+        " select tenant_id, sha256('a source'), gen_random_uuid(), now()"
+        " from (select distinct tenant_id from rag_documents) as tenant"
+    )
+
+    def of_tenant(table: str, tenant: str) -> int:
+        (count,) = column(
+            registrar,
+            sql.SQL("select count(*) from {} where tenant_id = {}").format(sql.Identifier("rag", table), tenant),
+        )
+        return int(count)  # type: ignore[call-overload]
+
+    others = {table: of_tenant(table, TWO) for table in tables}
+    assert [table for table in tables if of_tenant(table, ONE) == 0] == [], "give the tenants a row of each table"
+    with as_operator(registrar) as operator:
+        operator.execute("select * from rag.forget(%s)", (ONE,))
+    assert {table: of_tenant(table, ONE) for table in tables} == dict.fromkeys(tables, 0)
+    assert {table: of_tenant(table, TWO) for table in tables} == others
 
 
 # --- explain_access -------------------------------------------------------------------------------

@@ -281,8 +281,8 @@ DECIDED_BY_OPERATORS = ["rag_analysts.tags"]
 @pytest.mark.parametrize(
     "role",
     [
-        *("rag_app", "rag_publisher", "rag_operator", "rag_search", "rag_principal", "rag_steward"),
-        *("rag_analyst", "rag_migrator"),
+        *("rag_app", "rag_publisher", "rag_operator", "rag_search", "rag_principal", "rag_steward", "rag_embedder"),
+        *("rag_analyst", "rag_migrator", "rag_worker", "rag_queue"),
     ],
 )
 def test_nobody_may_update_what_decides_access(superuser: psycopg.Connection, role: str) -> None:
@@ -314,6 +314,9 @@ UNREAD = (
     *("rag_signing_keys", "rag_analysts", "rag_service_keys", "rag_assertions", "rag_retractions", "rag_erasures"),
     *("rag_class_indexes", "rag_class_languages", "rag_class_lexemes"),
     *("rag_feedback", "rag_tags", "rag_prompts"),
+    *("rag_limits", "rag_rate_buckets", "rag_usage"),
+    *("rag_models", "rag_synchronisations"),
+    *("rag_jobs", "rag_claims"),
 )
 
 
@@ -331,6 +334,9 @@ UNREAD = (
         "insert into rag_tombstones values ('t1', 3, sha256(''), 1, 'a test')",
         "update rag_tombstones set generation = 2",
         "delete from rag_tombstones",
+        "insert into rag_synchronisations default values",
+        "update rag_synchronisations set files = 2",
+        "delete from rag_synchronisations",
         "delete from rag_query_logs",
         "update rag_query_logs set query_text = 'changed'",
         "delete from rag_query_log_chunks",
@@ -495,6 +501,50 @@ def test_a_tombstone_is_raised_and_never_removed(service: psycopg.Connection) ->
             assert raised == [generation]
         removal = "delete from rag_tombstones where access_id = 3 returning access_id"
         assert principal_refused_with(service, removal) == "42501"
+
+
+# --- synchronisations -----------------------------------------------------------------------------
+
+NOTE = "select note_synchronisation(%s, 'handbook', 'abc', 3, 1, 0, 2, %s)"
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_what_came_of_a_synchronisation_is_read_with_its_documents(service: psycopg.Connection, name: str) -> None:
+    with speaking(service, REACHES[name].principal):
+        seen = column(service, "select source from my_synchronisations()")
+        assert set(seen) == {f"source-{access_id}" for access_id in REACHES[name].reads}
+        assert set(as_principal(service, "select access_id from rag_synchronisations")) == REACHES[name].reads
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_it_is_written_by_whoever_writes_the_documents(service: psycopg.Connection, name: str) -> None:
+    reach = REACHES[name]
+    publisher = service.info.user == "rag_publisher"
+    writable = reach.writes | (reach.publishes if publisher else frozenset())
+    for access_id in (*CLASSES, 777):
+        with speaking(service, reach.principal):
+            refused = refused_with(service, NOTE, (access_id, 0))
+            assert refused == (None if access_id in writable else "42501"), access_id
+
+
+def test_the_last_success_stays_known_and_there_is_one_row_for_each_source(service: psycopg.Connection) -> None:
+    with speaking(service, USER_1):
+        assert column(service, NOTE, (3, 2)) == [None]
+        (succeeded,) = column(service, NOTE, (3, 0))
+        assert succeeded is not None
+        assert column(service, NOTE, (3, 1)) == [succeeded]
+        found = service.execute(
+            "select version, files, written, removed, unchanged, failed, succeeded_at, finished_at > succeeded_at"
+            " from my_synchronisations() where source = 'handbook'"
+        ).fetchall()
+        assert found == [("abc", 3, 1, 0, 2, 1, succeeded, True)]
+
+
+def test_a_source_of_new_tags_is_shown_once(service: psycopg.Connection) -> None:
+    with speaking(service, REACHES["user 1, both tags"].principal):
+        for access_id, tags in ((3, ["public"]), (4, ["hr"])):
+            service.execute(NOTE, (access_id, 0))
+            assert column(service, "select tags from my_synchronisations() where source = 'handbook'") == [tags]
 
 
 # --- query logs -----------------------------------------------------------------------------------
@@ -723,6 +773,8 @@ def test_operators_manage_keys_and_analysts_and_read_records_in_every_tenant(ope
             "rag_calibrations": 2,
             "rag_tags": 4,
             "rag_prompts": 2,
+            "rag_limits": 2,
+            "rag_usage": 2,
         }
         for table, rows in counts.items():
             assert column(operator, f"select count(*) from {table}") == [rows]
@@ -748,6 +800,9 @@ def test_operators_manage_keys_and_analysts_and_read_records_in_every_tenant(ope
         operator.execute("insert into rag_prompts (tenant_id, prompt) values ('t3', 'Be kind.')")
         assert operator.execute("update rag_prompts set prompt = 'Be brief.', replaces = true").rowcount == 3
         assert operator.execute("delete from rag_prompts").rowcount == 3
+        operator.execute("insert into rag_limits (tenant_id, documents) values ('', 10)")
+        assert operator.execute("update rag_limits set documents = 5, ingests_per_minute = 0").rowcount == 3
+        assert operator.execute("delete from rag_limits").rowcount == 3
 
 
 VIEWS = (
@@ -766,6 +821,8 @@ VIEWS = (
         "select count(*) from rag_documents",
         "select count(*) from rag_chunks",
         "select count(*) from rag_tombstones",
+        "select count(*) from rag_synchronisations",
+        "delete from rag_synchronisations",
         "select count(*) from rag_query_logs",
         "select count(*) from rag_query_log_chunks",
         "select count(*) from rag_signing_keys",
@@ -793,6 +850,12 @@ VIEWS = (
         "update rag_prompts set tenant_id = 't2'",
         "select count(*) from rag_feedback",
         "delete from rag_feedback",
+        "update rag_limits set tenant_id = 't2'",
+        "select count(*) from rag_rate_buckets",
+        "delete from rag_rate_buckets",
+        "update rag_usage set documents = 0",
+        "insert into rag_usage values ('t1', 1, -5, 0)",
+        "delete from rag_usage",
     ],
 )
 def test_operators_do_nothing_else(operator: psycopg.Connection, statement: str) -> None:
@@ -991,11 +1054,11 @@ def test_nobody_has_an_owner_or_a_prompt(service: psycopg.Connection) -> None:
     assert column(service, "select count(*) from my_prompt()") == [0]
 
 
-@pytest.mark.parametrize("table", ["rag_tags", "rag_prompts"])
+@pytest.mark.parametrize("table", ["rag_tags", "rag_prompts", "rag_limits"])
 @pytest.mark.parametrize(
     "statement", ["update {} set updated_at = now()", "insert into {} default values", "delete from {}"]
 )
-def test_nobody_but_operators_says_who_owns_a_tag_and_what_a_tenant_tells_the_model(
+def test_nobody_but_operators_says_who_owns_a_tag_what_a_tenant_tells_the_model_and_how_much_it_may(
     service: psycopg.Connection, table: str, statement: str
 ) -> None:
     with speaking(service, USER_1):
@@ -1019,6 +1082,13 @@ def test_nobody_but_operators_says_who_owns_a_tag_and_what_a_tenant_tells_the_mo
         ("insert into rag_prompts (tenant_id, prompt) values ('t3', E' \n')", "23514"),
         ("insert into rag_prompts (tenant_id, prompt) values ('t3', repeat('ä', 4097))", "23514"),
         ("insert into rag_prompts (tenant_id, prompt) values ('t3', repeat('ä', 4096))", None),
+        ("insert into rag_limits (tenant_id, documents) values ('t3', -1)", "23514"),
+        ("insert into rag_limits (tenant_id, bytes) values ('t3', -1)", "23514"),
+        ("insert into rag_limits (tenant_id, queries_per_minute) values ('t3', -1)", "23514"),
+        ("insert into rag_limits (tenant_id, query_burst) values ('t3', 1)", "23514"),
+        ("insert into rag_limits (tenant_id, queries_per_minute, query_burst) values ('t3', 1, 0)", "23514"),
+        ("insert into rag_limits (tenant_id, documents) values (repeat('a', 129), 1)", "23514"),
+        ("insert into rag_limits (tenant_id, documents) values ('', 0)", None),
     ],
 )
 def test_what_operators_cannot_say(operator: psycopg.Connection, statement: str, state: str | None) -> None:
@@ -1072,9 +1142,15 @@ PRINCIPAL_BELTS: Mapping[str, tuple[str, ...]] = {
     "rag_feedback": ("update rag_feedback set rating = 0 returning tenant_id",),
     "rag_tags": (),
     "rag_prompts": (),
+    "rag_jobs": ("update rag_jobs set status = 'cancelled' returning tenant_id",),
+    "rag_claims": (
+        "update rag_claims set expires_at = now() returning tenant_id",
+        "delete from rag_claims returning tenant_id",
+    ),
     "rag_documents": (),
     "rag_chunks": (),
     "rag_tombstones": (CHANGE_TOMBSTONES.replace("access_id, generation", "tenant_id"),),
+    "rag_synchronisations": ("update rag_synchronisations set files = 2 returning tenant_id",),
     "rag_query_logs": (),
     "rag_query_log_chunks": (),
     "rag_project_members": (
@@ -1124,6 +1200,7 @@ PRINCIPAL_POLICIES = {
     "rag_documents": ("SELECT",),
     "rag_chunks": ("SELECT",),
     "rag_tombstones": ("SELECT", "INSERT", "UPDATE"),
+    "rag_synchronisations": ("SELECT", "INSERT", "UPDATE"),
     "rag_query_logs": ("SELECT",),
     "rag_query_log_chunks": ("SELECT",),
     "rag_project_members": ALL,
@@ -1131,11 +1208,23 @@ PRINCIPAL_POLICIES = {
     "rag_feedback": ("SELECT", "INSERT", "UPDATE"),
     "rag_tags": ("SELECT",),
     "rag_prompts": ("SELECT",),
+    "rag_jobs": ("SELECT", "INSERT", "UPDATE"),
+    "rag_claims": ALL,
 }
+WORKER_POLICIES = {"rag_documents": ALL, "rag_chunks": ("SELECT", "INSERT", "DELETE")}
 POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rag_app": SERVICE_POLICIES,
     "rag_publisher": SERVICE_POLICIES,
-    "rag_principal": PRINCIPAL_POLICIES | {"rag_erasures": ("SELECT",)},
+    "rag_worker": WORKER_POLICIES,
+    "rag_queue": {"rag_jobs": ("SELECT", "UPDATE", "DELETE"), "rag_claims": ("SELECT", "DELETE")},
+    "rag_principal": PRINCIPAL_POLICIES | {"rag_erasures": ("SELECT",), "rag_models": ("SELECT",)},
+    "rag_embedder": {
+        "rag_access_classes": ("SELECT",),
+        "rag_documents": ("SELECT",),
+        "rag_chunks": ("SELECT", "UPDATE"),
+        "rag_class_indexes": ("SELECT", "UPDATE"),
+        "rag_models": ALL,
+    },
     "rag_search": {
         "rag_access_classes": ("SELECT", "INSERT"),
         "rag_project_members": ("SELECT",),
@@ -1145,6 +1234,9 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_analysts": ("SELECT",),
         "rag_service_keys": ("SELECT",),
         "rag_feedback": ("SELECT",),
+        "rag_limits": ("SELECT",),
+        "rag_rate_buckets": ("SELECT", "INSERT", "UPDATE"),
+        "rag_usage": ("SELECT", "INSERT", "UPDATE"),
         "rag_class_indexes": ALL,
         "rag_class_languages": ("SELECT", "INSERT", "DELETE"),
         "rag_class_lexemes": ("SELECT", "INSERT", "DELETE"),
@@ -1156,6 +1248,8 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_calibrations": ALL,
         "rag_tags": ALL,
         "rag_prompts": ALL,
+        "rag_limits": ALL,
+        "rag_usage": ("SELECT",),
         "rag_assertions": ("SELECT",),
         "rag_retractions": ("SELECT",),
         "rag_erasures": ("SELECT",),
@@ -1166,6 +1260,7 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_documents": ("SELECT", "DELETE"),
         "rag_chunks": ("SELECT",),
         "rag_tombstones": ("SELECT", "DELETE"),
+        "rag_synchronisations": ("SELECT", "DELETE"),
         "rag_erasures": ("SELECT", "INSERT", "DELETE"),
         "rag_query_logs": ("SELECT", "DELETE"),
         "rag_query_log_chunks": ("SELECT", "DELETE"),
@@ -1176,11 +1271,21 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_feedback": ("SELECT", "DELETE"),
         "rag_tags": ("SELECT", "DELETE"),
         "rag_prompts": ("SELECT", "DELETE"),
+        "rag_limits": ("SELECT", "DELETE"),
+        "rag_rate_buckets": ("SELECT", "DELETE"),
+        "rag_usage": ALL,
         "rag_assertions": ("SELECT", "DELETE"),
         "rag_retractions": ("SELECT", "DELETE"),
+        "rag_jobs": ("SELECT", "DELETE"),
+        "rag_claims": ("SELECT", "DELETE"),
     },
 }
-BELTS = {"rag_app": SERVICE_POLICIES, "rag_publisher": SERVICE_POLICIES, "rag_principal": PRINCIPAL_POLICIES}
+BELTS = {
+    "rag_app": SERVICE_POLICIES,
+    "rag_publisher": SERVICE_POLICIES,
+    "rag_worker": WORKER_POLICIES,
+    "rag_principal": PRINCIPAL_POLICIES,
+}
 
 
 @pytest.mark.parametrize(("permissive", "expected"), [("PERMISSIVE", POLICIES), ("RESTRICTIVE", BELTS)])
@@ -1202,7 +1307,7 @@ def test_the_policies_are_those_that_this_file_tests(
 
 def test_a_world_without_rows_for_a_policy_would_prove_nothing(superuser: psycopg.Connection) -> None:
     for table in protected_tables(superuser):
-        if table != "rag_signing_keys":
+        if table not in ("rag_models", "rag_signing_keys"):
             assert set(column(superuser, f"select tenant_id from rag.{table}")) == {"t1", "t2"}, table
 
 

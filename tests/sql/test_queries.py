@@ -24,8 +24,15 @@ every_query = pytest.mark.parametrize("name", [file.stem for file in FILES])
 def asker(name: str) -> str:
     """The login that asks a query: as its header says, else the service."""
     header = " ".join(line.lstrip("- ") for line in query(name).splitlines() if line.startswith("--"))
-    named = re.search(r"\bas (rag_operator|a superuser)\b", header, re.IGNORECASE)
-    return {None: "rag_app", "rag_operator": "rag_operator", "a superuser": "superuser"}[named and named[1].lower()]
+    named = re.search(r"\bas (rag_operator|rag_worker|rag_owner|a superuser)\b", header, re.IGNORECASE)
+    logins = {
+        None: "rag_app",
+        "rag_operator": "rag_operator",
+        "rag_worker": "rag_worker",
+        "rag_owner": "superuser",
+        "a superuser": "superuser",
+    }
+    return logins[named and named[1].lower()]
 
 
 def statement(name: str) -> str:
@@ -123,7 +130,10 @@ def test_every_table_reference_carries_the_tenant(name: str) -> None:
 
 
 # Names of tables are values there.
-ASKING_THE_CATALOG = ("check_barrier", "doctor_schema", "doctor_surroundings")
+ASKING_THE_CATALOG = (
+    *("check_barrier", "doctor_schema", "doctor_surroundings"),
+    *("second_indexes", "unchecked_models"),
+)
 
 
 def test_the_tables_of_the_queries_are_recognised() -> None:
@@ -149,7 +159,7 @@ def refusal(connection: psycopg.Connection, name: str) -> str | None:
 def test_whoever_asks_a_query_may_run_it(request: pytest.FixtureRequest, app: psycopg.Connection, name: str) -> None:
     """And rag_app not what is an operator's or an administrator's, where it is about our tables and functions."""
     who = asker(name)
-    asking = {"rag_app": "app", "rag_operator": "operator", "superuser": "superuser"}[who]
+    asking = {"rag_app": "app", "rag_operator": "operator", "rag_worker": "worker", "superuser": "superuser"}[who]
     assert refusal(request.getfixturevalue(asking), name) is None
     if who != "rag_app" and re.search(r"\brag\.", without_strings(statement(name))):
         assert refusal(app, name) == "42501"

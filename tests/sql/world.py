@@ -55,6 +55,9 @@ SERVICE_KEYS: Mapping[str, str] = {"a" * 16: "t1", "b" * 16: "t2"}
 # tenant: user who owns the tags hr and legal there
 TAG_OWNERS: Mapping[str, int] = {"t1": 2, "t2": 1}
 
+# tenant: documents that it may store
+QUOTAS: Mapping[str, int] = {"t1": 1000, "t2": 2000}
+
 CLASS_TABLES = ("rag_access_classes", "rag_documents", "rag_chunks", "rag_tombstones")
 # What the service may read, in rows_everywhere().
 SERVICE_READS = frozenset(
@@ -63,7 +66,7 @@ SERVICE_READS = frozenset(
         *("v_documents", "v_chunks", "v_query_latency", "v_empty_results", "v_stale_documents", "v_source_usage"),
         *("v_routed_queries", "v_feedback", "my_feedback()", "my_prompt()"),
         *("my_principal()", "whoami()", "my_classes()", "my_documents()", "my_listed_documents()", "my_chunks()"),
-        *("my_queries()", "my_query_chunks()", "my_members()"),
+        *("my_queries()", "my_query_chunks()", "my_members()", "my_limits()", "my_synchronisations()"),
     )
 )
 VARIABLES = ("app.tenant_id", "app.user_id", "app.project_id", "app.tags", "app.signature")
@@ -129,6 +132,11 @@ def query_id(number: int) -> UUID:
     return UUID(f"00000000-0000-4000-9000-{number:012d}")
 
 
+def job_id(tenant: str) -> UUID:
+    """The one job of a tenant, of its user 1; and the token of its one claim."""
+    return UUID(f"00000000-0000-4000-a000-{int(tenant[1:]):012d}")
+
+
 def tenant_of(access_id: int) -> str:
     return CLASSES[access_id][0]
 
@@ -181,6 +189,14 @@ def build(connection: psycopg.Connection) -> None:
             """,
             parameters,
         )
+        connection.execute(
+            """
+            insert into rag.rag_synchronisations (tenant_id, access_id, source, files, written, removed, unchanged,
+                failed, succeeded_at)
+            values (%(tenant)s, %(access)s, 'source-' || %(access)s, 1, 1, 0, 0, 0, now())
+            """,
+            parameters,
+        )
     for member in MEMBERS:
         connection.execute("insert into rag.rag_project_members values (%s, %s, %s, %s, %s)", member)
     for number, (tenant, user, access_id) in QUERIES.items():
@@ -225,6 +241,37 @@ def build(connection: psycopg.Connection) -> None:
         connection.execute(
             "insert into rag.rag_prompts (tenant_id, prompt) values (%s, %s)", (tenant, f"You speak for {tenant}.")
         )
+    for tenant, quota in QUOTAS.items():
+        connection.execute(
+            "insert into rag.rag_limits (tenant_id, queries_per_minute, documents) values (%s, 1000000, %s)",
+            (tenant, quota),
+        )
+        connection.execute("insert into rag.rag_rate_buckets values (%s, 'query', 5, now())", (tenant,))
+    connection.execute(
+        "insert into rag.rag_usage"
+        " select tenant_id, 0, count(*), sum(body_bytes) from rag.rag_documents group by tenant_id"
+    )
+    for tenant in ("t1", "t2"):
+        connection.execute(
+            """
+            insert into rag.rag_jobs (tenant_id, id, user_id, tags, kind, status, source_type, source_id, payload, body,
+                request_key, request_digest, queue_id)
+            values (%(tenant)s, %(id)s, 1, '{public}', 'ingest', 'pending', 'text', 'a job''s source', '{}',
+                'palisade record waiting', sha256('a key'), sha256('a request'), %(queue)s)
+            """,
+            {"tenant": tenant, "id": job_id(tenant), "queue": QUEUED[tenant]},
+        )
+        # Given out by the queue, to a worker that is gone.
+        connection.execute(
+            "insert into jobs.procrastinate_jobs (id, queue_name, task_name, status)"
+            " values (%s, 'rag', 'ingest', 'doing')",
+            (QUEUED[tenant],),
+        )
+        connection.execute(
+            "insert into rag.rag_claims (tenant_id, source_digest, token, expires_at)"
+            " values (%s, sha256('a source'), %s, 'infinity')",
+            (tenant, job_id(tenant)),
+        )
     connection.execute("update rag.rag_query_logs set action = 'ROUTE', route_tag = 'hr' where result_count > 0")
     for tenant in ("t1", "t2"):
         connection.execute(
@@ -236,6 +283,9 @@ def build(connection: psycopg.Connection) -> None:
             {"tenant": tenant},
         )
 
+
+# The number of each tenant's one job in the queue.
+QUEUED = {"t1": 9001, "t2": 9002}
 
 FEEDBACK = """
     insert into rag.rag_feedback (tenant_id, user_id, query_id, rank, access_id, document_id, chunk_index, rating)

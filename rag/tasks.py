@@ -1,0 +1,110 @@
+"""The kinds of jobs: how each is asked for and how it is done, in one table.
+
+A kind is a function from a `Task` to nothing. It does its work as the principal of the job, through what everybody else
+goes through, and calls `task.settle` in the transaction that does it: then the work is done once, whatever ends in
+between. Which errors are worth another attempt is the worker's to say (`rag.work`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from rag import store
+from rag.database import Database, Session
+from rag.embed import Embedder
+from rag.errors import JobLost
+from rag.ingest import Ingested, Source, check_source, ingest, source_type_of
+from rag.jobs import Wanted
+from rag.principal import Principal
+from rag.settings import Settings
+from rag.store import Destination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A job that a worker has taken, and what it works with."""
+
+    id: UUID
+    claim: UUID
+    principal: Principal
+    payload: Mapping[str, Any]
+    body: str | None
+    database: Database
+    embedder: Embedder
+    settings: Settings
+
+    async def settle(self, session: Session, result: Mapping[str, Any]) -> None:
+        """End the job in the transaction that does it. Raises JobLost when it is this worker's no more."""
+        row = await session.row("settle_job", {"id": self.id, "claim": self.claim, "result": Jsonb(dict(result))})
+        assert row is not None
+        if not row["settled"]:
+            raise JobLost()
+
+
+async def _ingest(task: Task) -> None:
+    source, destination = _source_of(task.payload, task.body)
+
+    async def settle(session: Session, ingested: Ingested) -> None:
+        await task.settle(session, result_of(ingested))
+
+    await ingest(
+        source,
+        principal=task.principal,
+        destination=destination,
+        database=task.database,
+        embedder=task.embedder,
+        max_bytes=task.settings.rag_max_document_bytes,
+        chunking=task.settings.rag_chunking,
+        also=settle,
+    )
+
+
+# A new kind is a function above and a line here; an older worker parks what it does not know.
+KINDS: Mapping[str, Callable[[Task], Awaitable[None]]] = {"ingest": _ingest}
+
+
+def ingestion(source: Source, principal: Principal, destination: Destination) -> Wanted:
+    """The job that makes a document searchable. Raises InvalidInput for what no worker could store."""
+    check_source(source)
+    if not isinstance(source.content, str):
+        raise TypeError("a job takes text")
+    described = asdict(replace(source, content=""))
+    updated_at = source.source_updated_at
+    source_type = source_type_of(source)
+    owner = (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
+    return Wanted(
+        kind="ingest",
+        payload={
+            "source": described | {"source_updated_at": None if updated_at is None else updated_at.isoformat()},
+            "destination": asdict(destination),
+        },
+        body=source.content,
+        lock=store.sha256(store.lock_name(*owner, source_type, source.source_id)),
+        source_type=source_type,
+        source_id=source.source_id,
+    )
+
+
+def _source_of(payload: Mapping[str, Any], body: str | None) -> tuple[Source, Destination]:
+    described = dict(payload["source"])
+    updated_at = described.pop("source_updated_at")
+    source = Source(
+        **described
+        | {
+            "content": body or "",
+            "source_updated_at": None if updated_at is None else datetime.fromisoformat(updated_at),
+        }
+    )
+    destination = dict(payload["destination"])
+    return source, Destination(**destination | {"tags": tuple(destination["tags"])})
+
+
+def result_of(ingested: Ingested) -> dict[str, Any]:
+    """What a job says of a document: ids and counts."""
+    return asdict(ingested) | {"document_id": str(ingested.document_id)}
