@@ -41,9 +41,9 @@ from psycopg.types import TypeInfo
 from psycopg.types.json import Jsonb
 
 from rag import deployment, embedded, ingest, store
-from rag.cli import PARALLEL_DOCUMENTS
 from rag.database import Database
 from rag.embed import Embedder, Purpose, open_embedder
+from rag.ingest import PARALLEL_DOCUMENTS
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.sign import Signer

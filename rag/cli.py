@@ -96,8 +96,6 @@ limits = typer.Typer(
 app.add_typer(limits, name="limits")
 
 
-# Documents that are read and cut while another one is being embedded.
-PARALLEL_DOCUMENTS = 2
 # Exit code when a quota is full.
 FULL = 3
 
@@ -270,7 +268,7 @@ async def _ingest(
 ) -> int:
     from rag import deployment, divide
     from rag.active_model import close_models, find_active, open_models
-    from rag.ingest import Ingested, Source, ingest
+    from rag.ingest import PARALLEL_DOCUMENTS, Ingested, Source, ingest
     from rag.parse import check_encoding
     from rag.principal import PUBLIC_TAGS, Principal, check_user_id
     from rag.store import destination_of

@@ -23,7 +23,7 @@ from rag.deployment import Deployment
 from rag.embed import Embedder
 from rag.errors import EmbeddingInvalid, InvalidInput, RAGServiceError, first_of
 from rag.exchange import Fusion, Mode, Passage, check_question
-from rag.ingest import Source, ingest
+from rag.ingest import PARALLEL_DOCUMENTS, Source, ingest
 from rag.operate import OPERATOR, Desk
 from rag.parse import SUFFIXES
 from rag.principal import Principal
@@ -36,8 +36,6 @@ KEPT_SHARE = 0.95
 """Of the answerable questions, when the abstain rate of the others is told."""
 ANSWERABLE = "answerable"
 
-# Documents that are read and cut while another one is being embedded; as `rag ingest` does.
-PARALLEL_DOCUMENTS = 2
 # Connections plan anew and caches are cold for the first ones; they are asked once before the clock runs.
 WARM_UP = 5
 # rag.ingest takes as much; longer "titles" are abstracts.

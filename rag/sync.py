@@ -33,13 +33,11 @@ from rag.errors import (
     first_of,
 )
 from rag.gather import File, Listing, PathFilter, list_commit, list_directory
-from rag.ingest import Origin, Source, content_digest, digest_of, ingest, source_type_of
+from rag.ingest import PARALLEL_DOCUMENTS, Origin, Source, content_digest, digest_of, ingest, source_type_of
 from rag.principal import PUBLIC_TAGS, Principal, check_name
 from rag.settings import Settings
 from rag.store import Destination, destination_of
 
-# Documents that are read and cut while another one is being embedded.
-PARALLEL_DOCUMENTS = 2
 # Spec 002, "v1 sources": specs, README, decisions, incidents, summaries.
 V1_TYPES = frozenset({"project_spec", "readme", "adr", "decision", "incident", "conversation_summary"})
 
