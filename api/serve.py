@@ -6,21 +6,29 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
+import structlog
 import uvicorn
 
 from api.app import create_app
 from api.identity import Door, configured_door, loopback_door, new_token
-from rag import deployment, log, screen
+from rag import deployment, screen, work
+from rag.command import JOBS_AT_ONCE
 from rag.database import MIXED_UP, Database
-from rag.errors import AccessError, BarrierDown
+from rag.errors import AccessError, BarrierDown, RAGServiceError
+from rag.log import as_json
 from rag.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings, *, host: str, port: int) -> None:
     """Serve until interrupted. Raises before listening when access control would not hold."""
     door, token = _door(settings, host)
-    log.as_json()
+    as_json()
     place = deployment.locate(settings)
     asyncio.run(_check(place, settings))
     database = place.open(settings)
@@ -34,7 +42,9 @@ def run(settings: Settings, *, host: str, port: int) -> None:
     config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False, server_header=False)
     # An interrupt from the keyboard is how it is meant to end.
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, announcement, database).run()
+        # Of the embedded database this is the worker as well: nobody has to start a second command for it.
+        worker = None if place.server is None else partial(_work, place, settings)
+        _Server(config, announcement, database, worker).run()
     if database.is_down:
         raise BarrierDown(MIXED_UP)
 
@@ -45,18 +55,44 @@ class _Server(uvicorn.Server):
     Ends by itself when the barrier is down: started again, it is checked before the port is open.
     """
 
-    def __init__(self, config: uvicorn.Config, announcement: list[str], database: Database) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        announcement: list[str],
+        database: Database,
+        worker: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None,
+    ) -> None:
         super().__init__(config)
         self._announcement = announcement
         self._database = database
+        self._worker = worker
+        self._working: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for line in self._announcement:
             screen.out.print(line)
+        if self._worker is not None and self.started:
+            self._working = asyncio.create_task(self._worker(self._stopping))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._stopping.set()
+        if self._working is not None:
+            await self._working
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._database.is_down
+
+
+async def _work(place: deployment.Deployment, settings: Settings, stopping: asyncio.Event) -> None:
+    """Do jobs beside the requests. Whatever ends that does not end the service, which says in /health who works."""
+    try:
+        async with work.opened(settings, place.open_worker(settings)) as bench:
+            await work.work(bench, url=place.worker_url, concurrency=JOBS_AT_ONCE, until_empty=False, stopping=stopping)
+    except RAGServiceError as error:
+        log.warning("worker_ended", reason=error.message)
 
 
 def _door(settings: Settings, host: str) -> tuple[Door, str | None]:

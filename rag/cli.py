@@ -20,6 +20,7 @@ import typer
 
 from rag import screen
 from rag.command import (
+    JOBS_AT_ONCE,
     AllTenantsOption,
     DryRunOption,
     JsonOption,
@@ -147,7 +148,9 @@ def serve(
 
 @app.command()
 def worker(
-    concurrency: Annotated[int, typer.Option("--jobs", min=1, max=100, help="Jobs that are done at once.")] = 2,
+    concurrency: Annotated[
+        int, typer.Option("--jobs", min=1, max=100, help="Jobs that are done at once.")
+    ] = JOBS_AT_ONCE,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no job is waiting.")] = False,
 ) -> None:
     """Do the jobs that the service has put off; on any number of machines. RAG_DATABASE_URL logs in as rag_worker.

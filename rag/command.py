@@ -28,6 +28,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on sta
 AllTenantsOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant alone.")]
 OwnerOption = Annotated[str, typer.Option("--owner", help="User id of who owns the project.")]
 MemberOption = Annotated[str, typer.Option("--member", help="User id of whom it is shared with.")]
+# While a model reads for one, another one is read, cut or written.
+JOBS_AT_ONCE = 2
+
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; exit code 1 for anything.")]
 

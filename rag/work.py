@@ -12,7 +12,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
@@ -121,13 +121,15 @@ class _Line(procrastinate.PsycopgConnector):
             raise
 
 
-async def work(bench: Bench, *, url: str, concurrency: int, until_empty: bool) -> None:
+async def work(
+    bench: Bench, *, url: str, concurrency: int, until_empty: bool, stopping: asyncio.Event | None = None
+) -> None:
     """Do jobs until SIGTERM or an interrupt, or until there is none; `url` logs in as rag_worker.
 
-    Goes on when the database restarts. Raises BarrierDown when statements are mixed up by a pooler.
+    With `stopping` until that is set, and signals are left to the caller. Goes on when the database restarts. Raises
+    BarrierDown when statements are mixed up by a pooler.
     """
-    stopping = asyncio.Event()
-    with _signals(stopping):
+    with contextlib.nullcontext(stopping) if stopping is not None else _signals() as stopping:
         while not stopping.is_set():
             began = time.monotonic()
             try:
@@ -145,12 +147,13 @@ async def work(bench: Bench, *, url: str, concurrency: int, until_empty: bool) -
 
 
 @contextlib.contextmanager
-def _signals(stopping: asyncio.Event) -> Any:
+def _signals() -> Iterator[asyncio.Event]:
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
     try:
-        yield
+        yield stopping
     finally:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(name)

@@ -196,6 +196,18 @@ def test_it_answers_over_the_wire(wire: httpx2.Client) -> None:
 
 
 @with_embedded
+def test_what_is_taken_in_later_is_taken_in_without_a_second_command(wire: httpx2.Client) -> None:
+    accepted = wire.post("/rag/ingest", json=REFUNDS | {"source_id": "later.md"}, headers={"Prefer": "respond-async"})
+    assert accepted.status_code == 202
+    end = time.monotonic() + PATIENCE_S
+    while (job := wire.get(accepted.headers["Location"], params={"user_id": "7"}).json())["status"] != "succeeded":
+        assert job["status"] in ("pending", "processing"), job
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert wire.get("/health").json()["jobs"]["workers"] == 1
+
+
+@with_embedded
 def test_a_stranger_is_refused_over_the_wire(server: Server) -> None:
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Bearer " + "x" * 10_000}):
         response = httpx2.post(server.url + "/rag/query", json={"query": "x"}, headers=headers, trust_env=False)
