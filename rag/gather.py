@@ -14,7 +14,7 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -259,10 +259,11 @@ def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
 
 
 @contextmanager
-def list_commit(repository: str, ref: str, paths: PathFilter) -> Iterator[Listing]:
+def list_commit(repository: str, ref: str, paths: PathFilter, *, askpass: Path | None = None) -> Iterator[Listing]:
     """The files of a commit of a local repository, or of one at an https address, fetched to read it once.
 
-    Raises SourceUnavailable, InvalidInput for an address or a ref that is none.
+    `askpass` is a program that git asks for a name and a password (gitcredentials(7), GIT_ASKPASS). Raises
+    SourceUnavailable, InvalidInput for an address or a ref that is none.
     """
     if not _REF.fullmatch(ref):
         raise InvalidInput("ref must be a branch, a tag or a commit", field="ref")
@@ -281,7 +282,7 @@ def list_commit(repository: str, ref: str, paths: PathFilter) -> Iterator[Listin
     with tempfile.TemporaryDirectory(prefix="rag-source-") as folder:
         git = _Git(program, Path(folder))
         git.text("init", "--quiet", "--bare", "--template=", ".")
-        git.fetch(address, ref)
+        git.fetch(address, ref, askpass=askpass)
         commit = Commit(git, "FETCH_HEAD", paths, where=address)
         try:
             yield commit
@@ -332,7 +333,9 @@ class _Git:
     def line(self, *arguments: str) -> str:
         return self.text(*arguments).strip()
 
-    def fetch(self, address: str, ref: str) -> None:
+    def fetch(self, address: str, ref: str, *, askpass: Path | None) -> None:
+        if askpass is not None and not os.access(askpass, os.X_OK):
+            raise SourceUnavailable(f"the program {askpass} cannot be run")
         scheme = urlsplit(address).scheme
         options = [f"protocol.{scheme}.allow=always", "http.followRedirects=false", "credential.helper="]
         self._run(
@@ -342,13 +345,14 @@ class _Git:
                 *("--end-of-options", address, ref),
             ],
             timeout_s=FETCH_TIMEOUT_S,
+            asking={} if askpass is None else {"GIT_ASKPASS": str(askpass)},
         )
 
-    def _run(self, arguments: Sequence[str], *, timeout_s: float) -> bytes:
+    def _run(self, arguments: Sequence[str], *, timeout_s: float, asking: Mapping[str, str] | None = None) -> bytes:
         try:
             done = subprocess.run(  # noqa: S603
                 [*self._command, *arguments],
-                env=self._environment,
+                env=self._environment | dict(asking or {}),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=timeout_s,

@@ -144,6 +144,14 @@ async def enqueue(session: Session, wanted: Wanted, *, max_waiting: int | None, 
     return job_id
 
 
+async def waiting(session: Session, wanted: Wanted) -> UUID | None:
+    """One of the principal's jobs of the same kind and lock that nobody has begun; the queue is held till the end."""
+    row = await session.row("my_waiting_job", {"kind": wanted.kind, "lock": wanted.lock})
+    assert row is not None
+    job_id: UUID | None = row["id"]
+    return job_id
+
+
 async def find(database: Database, principal: Principal, job_id: UUID) -> Job:
     """One of the principal's jobs. Raises JobNotFound, the same for a missing and a foreign one."""
     async with database.transaction(principal, read_only=True) as session:

@@ -170,7 +170,12 @@ class Settings(BaseSettings):
     rag_queue_max_size: Annotated[int, Field(ge=1)] = 1000
     """Jobs of one tenant that may wait or be under way; more are refused with 429 until some have ended."""
     rag_sources: Path | None = None
-    """A YAML file of the sources that `rag reconcile` keeps in step (docs/sources.md)."""
+    """A YAML file of the sources that `rag reconcile`, and after a push a worker, keeps in step (docs/sources.md)."""
+    rag_webhook_secrets: Path | None = None
+    """A YAML file of the secrets with which pushes are signed, by repository; read again when it changes. None = there
+    is no webhook (docs/webhook.md)."""
+    rag_webhook_max_bytes: Annotated[int, Field(ge=1024)] = 25 * 1024 * 1024
+    """A larger delivery is refused. GitHub sends none."""
     rag_chunking: Literal["rules", "fixed", "sentence", "semantic"] = "rules"
     """How documents are cut: spec 002's rules by source type and heading, or a strategy of spec 003. Another one makes
     every document anew when it is next ingested. `semantic` also embeds each sentence by itself, which takes about

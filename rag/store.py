@@ -504,13 +504,21 @@ async def find_class(database: Database, principal: Principal, destination: Dest
 
 
 async def note_synchronisation(
-    database: Database, principal: Principal, destination: Destination, access_id: int, done: Synchronised
+    database: Database,
+    principal: Principal,
+    destination: Destination,
+    access_id: int,
+    done: Synchronised,
+    *,
+    also: Callable[[Session], Awaitable[None]] | None = None,
 ) -> None:
-    """Keep what came of a synchronisation, instead of the one before.
+    """Keep what came of a synchronisation, instead of the one before. `also` is a part of the transaction.
 
     Raises ScopeForbidden for a class that is gone, or not the principal's to write.
     """
     async with database.transaction(principal, publish=destination.publishes) as session:
+        if also is not None:
+            await also(session)
         await session.run("note_synchronisation", asdict(done) | {"access_id": access_id})
 
 
@@ -521,9 +529,15 @@ async def list_synchronisations(database: Database, principal: Principal) -> lis
 
 
 async def remove_document(
-    database: Database, principal: Principal, document_id: UUID, *, reason: str, updated_at: datetime | None = None
+    database: Database,
+    principal: Principal,
+    document_id: UUID,
+    *,
+    reason: str,
+    updated_at: datetime | None = None,
+    also: Callable[[Session], Awaitable[None]] | None = None,
 ) -> None:
-    """Delete a document so that nothing that is in flight brings it back.
+    """Delete a document so that nothing that is in flight brings it back. `also` is a part of the transaction.
 
     Raises DocumentNotFound, the same for a missing and a hidden one; ScopeForbidden for one that the
     principal may read and not write; SourceOvertaken for one that was written since `updated_at`.
@@ -539,6 +553,8 @@ async def remove_document(
             raise DocumentNotFound()
         if updated_at is not None and present["updated_at"] != updated_at:
             raise SourceOvertaken()
+        if also is not None:
+            await also(session)
         place = {"tenant_id": principal.tenant_id, "access_id": present["access_id"]}
         removed = await session.row("delete_document", place | {"id": document_id})
         if removed is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rag import divide, store
-from rag.database import Database
+from rag.database import Database, Session
 from rag.embed import Embedder
 from rag.errors import (
     DocumentNotFound,
@@ -33,7 +33,16 @@ from rag.errors import (
     first_of,
 )
 from rag.gather import File, Listing, PathFilter, list_commit, list_directory
-from rag.ingest import PARALLEL_DOCUMENTS, Origin, Source, content_digest, digest_of, ingest, source_type_of
+from rag.ingest import (
+    PARALLEL_DOCUMENTS,
+    Ingested,
+    Origin,
+    Source,
+    content_digest,
+    digest_of,
+    ingest,
+    source_type_of,
+)
 from rag.principal import PUBLIC_TAGS, Principal, check_name
 from rag.settings import Settings
 from rag.store import Destination, destination_of
@@ -52,6 +61,10 @@ class SourceSpec(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     directory: Path | None = None
     git: str | None = None
+    github: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}$")] | None = None
+    """The repository on GitHub whose pushes start a synchronisation; fetched from there unless `git` says otherwise."""
+    askpass: Path | None = None
+    """A program that git asks for the name and the password of a private repository."""
     ref: str = "HEAD"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -69,15 +82,27 @@ class SourceSpec(BaseModel):
 
     @model_validator(mode="after")
     def _one_place(self) -> SourceSpec:
-        if (self.directory is None) == (self.git is None):
+        if (self.directory is None) == (self.repository is None):
             raise ValueError("a source is either a directory or a git repository")
+        if self.askpass is not None and self.directory is not None:
+            raise ValueError("askpass is for a git repository")
+        if self.github is not None and self.tenant is None:
+            # Whose it becomes is said here, and by no default: a push comes from outside.
+            raise ValueError("a source with github must name its tenant")
         return self
+
+    @property
+    def repository(self) -> str | None:
+        """Where the git repository is; None for a directory."""
+        if self.git is None and self.github is not None:
+            return f"https://github.com/{self.github}.git"
+        return self.git
 
     def listing(self) -> AbstractContextManager[Listing]:
         """All files that count, as long as the block lasts. Raises SourceUnavailable, InvalidInput."""
         paths = PathFilter(include=self.include, exclude=self.exclude)
-        if self.git is not None:
-            return list_commit(self.git, self.ref, paths)
+        if self.repository is not None:
+            return list_commit(self.repository, self.ref, paths, askpass=self.askpass)
         assert self.directory is not None
         return list_directory(self.directory, paths)
 
@@ -122,6 +147,8 @@ def load_specs(path: Path) -> list[SourceSpec]:
             spec = spec.model_copy(update={"directory": path.parent / spec.directory})
         elif spec.git is not None and "://" not in spec.git:
             spec = spec.model_copy(update={"git": str(path.parent / spec.git)})
+        if spec.askpass is not None:
+            spec = spec.model_copy(update={"askpass": (path.parent / spec.askpass).absolute()})
         specs.append(spec)
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
@@ -233,6 +260,8 @@ class Synchroniser:
     embedder: Embedder
     default_tenant: str | None = None
     watcher: Watcher = field(default_factory=Silent)
+    also: Callable[[Session], Awaitable[None]] | None = None
+    """A part of each transaction that changes something; what it raises ends the synchronisation."""
 
     async def sync(
         self, spec: SourceSpec, *, dry_run: bool = False, allow_empty: bool = False, thorough: bool = False
@@ -280,7 +309,7 @@ class Synchroniser:
         )
         # The owner may have been erased meanwhile, and nothing of them is to come back.
         with suppress(ScopeForbidden):
-            await store.note_synchronisation(self.database, principal, destination, access_id, done)
+            await store.note_synchronisation(self.database, principal, destination, access_id, done, also=self.also)
 
     async def _wanted(
         self, spec: SourceSpec, listing: Listing, outcome: Outcome
@@ -476,7 +505,12 @@ class Synchroniser:
         self, task: _Task, source: Source, principal: Principal, destination: Destination, outcome: Outcome
     ) -> None:
         self.watcher.note(task.wanted.path)
-        former = task.former
+        former, also = task.former, self.also
+
+        async def with_document(session: Session, _: Ingested) -> None:
+            if also is not None:
+                await also(session)
+
         done = await ingest(
             source,
             principal=principal,
@@ -488,6 +522,7 @@ class Synchroniser:
             former=None if former is None else (former["source_type"], former["source_id"]),
             force=task.reason in ("no chunks", "other model"),
             progress=lambda embedded, total: self.watcher.note(f"{task.wanted.path} {embedded}/{total}"),
+            also=with_document,
         )
         outcome.embedded += done.embedded
 
@@ -497,7 +532,12 @@ class Synchroniser:
             self.watcher.note(row["path"])
             try:
                 await store.remove_document(
-                    self.database, principal, row["id"], reason="gone at the source", updated_at=row["updated_at"]
+                    self.database,
+                    principal,
+                    row["id"],
+                    reason="gone at the source",
+                    updated_at=row["updated_at"],
+                    also=self.also,
                 )
             except DocumentNotFound:
                 pass  # somebody else was quicker

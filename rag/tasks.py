@@ -7,6 +7,7 @@ between. Which errors are worth another attempt is the worker's to say (`rag.wor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -18,12 +19,13 @@ from psycopg.types.json import Jsonb
 from rag import store
 from rag.database import Database, Session
 from rag.embed import Embedder
-from rag.errors import JobLost
+from rag.errors import InvalidInput, JobLost, QuotaExceeded
 from rag.ingest import Ingested, Source, check_source, ingest, source_type_of
 from rag.jobs import Wanted
 from rag.principal import Principal
 from rag.settings import Settings
-from rag.store import Destination
+from rag.store import Destination, destination_of
+from rag.sync import Outcome, SourceSpec, Synchroniser, load_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,13 @@ class Task:
         if not row["settled"]:
             raise JobLost()
 
+    async def hold(self, session: Session) -> None:
+        """Keep the job until this transaction has ended: a step of many. Raises JobLost like `settle`."""
+        row = await session.row("holds_job", {"id": self.id, "claim": self.claim})
+        assert row is not None
+        if not row["held"]:
+            raise JobLost()
+
 
 async def _ingest(task: Task) -> None:
     source, destination = _source_of(task.payload, task.body)
@@ -65,8 +74,28 @@ async def _ingest(task: Task) -> None:
     )
 
 
+async def _synchronise(task: Task) -> None:
+    """Bring a source to the state that it has now, whatever it had when the job was asked for.
+
+    Whoever may ask for jobs says by name which source, and the worker's own file says whose it is: the job of another
+    principal is refused.
+    """
+    name = task.payload["source"]
+    path = task.settings.rag_sources
+    specs = [] if path is None else await asyncio.to_thread(load_specs, path)
+    spec = next((spec for spec in specs if spec.name == name), None)
+    if spec is None or spec.tenant is None or spec.principal(None) != task.principal:
+        raise InvalidInput(f"RAG_SOURCES of the worker has no source {name} of who asked", field="RAG_SOURCES")
+    synchroniser = Synchroniser(settings=task.settings, database=task.database, embedder=task.embedder, also=task.hold)
+    outcome = await synchroniser.sync(spec)
+    if outcome.full is not None:
+        raise QuotaExceeded(outcome.full)
+    async with task.database.transaction(task.principal) as session:
+        await task.settle(session, summary_of(outcome))
+
+
 # A new kind is a function above and a line here; an older worker parks what it does not know.
-KINDS: Mapping[str, Callable[[Task], Awaitable[None]]] = {"ingest": _ingest}
+KINDS: Mapping[str, Callable[[Task], Awaitable[None]]] = {"ingest": _ingest, "sync": _synchronise}
 
 
 def ingestion(source: Source, principal: Principal, destination: Destination) -> Wanted:
@@ -91,6 +120,19 @@ def ingestion(source: Source, principal: Principal, destination: Destination) ->
     )
 
 
+def synchronisation(spec: SourceSpec) -> Wanted:
+    """The job that brings a source of RAG_SOURCES up to date. Raises InvalidInput for one that names no tenant."""
+    principal = spec.principal(None)
+    destination = destination_of(principal, scope=spec.scope, tags=spec.tags)
+    owner = (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
+    return Wanted(
+        kind="sync",
+        payload={"source": spec.name},
+        lock=store.sha256(store.lock_name(*owner, "sync", spec.name)),
+        source_id=spec.name,
+    )
+
+
 def _source_of(payload: Mapping[str, Any], body: str | None) -> tuple[Source, Destination]:
     described = dict(payload["source"])
     updated_at = described.pop("source_updated_at")
@@ -103,6 +145,18 @@ def _source_of(payload: Mapping[str, Any], body: str | None) -> tuple[Source, De
     )
     destination = dict(payload["destination"])
     return source, Destination(**destination | {"tags": tuple(destination["tags"])})
+
+
+def summary_of(outcome: Outcome) -> dict[str, Any]:
+    """What a job says of a source: its version and counts."""
+    return {
+        "version": outcome.version,
+        "files": outcome.files,
+        "written": len(outcome.changes),
+        "removed": len(outcome.gone),
+        "unchanged": outcome.unchanged,
+        "failed": len(outcome.failures) + len(outcome.kept),
+    }
 
 
 def result_of(ingested: Ingested) -> dict[str, Any]:

@@ -64,6 +64,8 @@ _PASSING = (
     errors.EmbeddingUnavailable,
     errors.EmbeddingTimeout,
     errors.SourceOvertaken,
+    # A repository that cannot be fetched just now.
+    errors.SourceUnavailable,
     # Two models are changing places, or this worker has not been told of the one that is searched now.
     errors.ModelChanging,
     errors.ModelNotActive,

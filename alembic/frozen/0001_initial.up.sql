@@ -2726,6 +2726,33 @@ $$;
 
 comment on function my_documents() is 'All documents that the principal may read';
 
+-- What a synchronisation compares with its source: of a worker, which reads no texts in bulk, as of everybody.
+create function my_origin(source text)
+returns table (
+    id uuid, scope text, user_id bigint, project_id text, tags text[], source_type text, source_id text,
+    source_hash text, updated_at timestamptz, path text, content_sha256 text
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        document.id, document.scope, document.user_id, document.project_id, document.tags, document.source_type,
+        document.source_id, document.source_hash, document.updated_at,
+        document.metadata -> 'origin' ->> 'path', document.metadata -> 'origin' ->> 'sha256'
+    from rag_documents as document
+    where document.metadata -> 'origin' ->> 'source' = my_origin.source
+        -- Both, so that what an ingest merely says of its origin makes nothing a part of a source.
+        and starts_with(document.source_id, my_origin.source || ':');
+end
+$$;
+
+comment on function my_origin(text) is 'Of the documents of a synchronised source that the principal may read: whose they are, their path, and digests; no text';
+
 create function my_listed_documents()
 returns table (
     tenant_id text, id uuid, scope text, user_id bigint, tags text[], source_type text, language text,
@@ -3988,6 +4015,37 @@ $$;
 
 comment on function my_request(bytea, interval) is 'What the principal has asked for with this idempotency key within its time';
 
+create function my_waiting_job(kind text, lock text)
+returns uuid
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    tenant constant text := my_tenant_id();
+begin
+    if tenant is null then
+        return null;
+    end if;
+    -- The locks of enqueue_job() and push_job(), in their order: of two who ask at once the second sees the first's.
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    perform pg_advisory_xact_lock(hashtextextended('palisade jobs of ' || tenant, 0));
+    return (
+        select job.id
+        from rag_jobs as job
+        where job.tenant_id = tenant
+            and job.kind = my_waiting_job.kind
+            and job.lock = my_waiting_job.lock
+            and job.status = 'pending'
+        order by job.turn, job.id
+        limit 1
+    );
+end
+$$;
+
+comment on function my_waiting_job(text, text) is 'One of the principal''s own jobs of this kind and lock that nobody has begun; null when there is none. Nobody else asks for one before this transaction has ended';
+
 create function my_job(job_id uuid)
 returns table (
     id uuid, kind text, status text, reason text, detail text, attempts integer, created_at timestamptz,
@@ -4064,6 +4122,28 @@ end
 $$;
 
 comment on function settle_job(uuid, uuid, jsonb) is 'Ends a job in the transaction that did it, as its principal, and lets go of what was sent; false when it was cancelled, erased or given to another worker, and then nothing may be stored';
+
+create function holds_job(id uuid, claim uuid)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    -- Locked, so that nobody is given the job before this transaction has ended.
+    perform
+    from rag_jobs as job
+    where job.tenant_id = (select my_tenant_id())
+        and job.id = holds_job.id
+        and job.claim = holds_job.claim
+        and job.status = 'processing'
+    for share;
+    return found;
+end
+$$;
+
+comment on function holds_job(uuid, uuid) is 'Whether the job is still this worker''s, and until the end of the transaction nobody else''s: for one step of a job that has many';
 
 -- --- claims ---------------------------------------------------------------------------------------
 
@@ -8347,8 +8427,10 @@ begin
             ('record_request(text, text, text, jsonb, bytea, bytea)', service, 'rag_principal'),
             ('my_request(bytea, interval)', service, 'rag_principal'),
             ('my_job(uuid)', service, 'rag_principal'),
+            ('my_waiting_job(text, text)', service, 'rag_principal'),
             ('cancel_my_job(uuid)', service, 'rag_principal'),
             ('settle_job(uuid, uuid, jsonb)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
+            ('holds_job(uuid, uuid)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
             ('claim_source(bigint, text, text, uuid, interval)', writers, 'rag_principal'),
             ('renew_claim(bytea, uuid, interval)', writers, 'rag_principal'),
             ('release_claim(bytea, uuid)', writers, 'rag_principal'),
@@ -8360,6 +8442,7 @@ begin
             ('provenance_digest(text)', array['rag_principal'], null),
             ('erasure_digest(text, text, text[])', array['rag_principal', 'rag_steward'], null),
             ('my_documents()', people, 'rag_principal'),
+            ('my_origin(text)', writers, 'rag_principal'),
             ('my_listed_documents()', people, 'rag_search'),
             ('my_chunks()', people, 'rag_principal'),
             ('my_document(uuid)', people || array['rag_worker'], 'rag_principal'),
@@ -8367,7 +8450,7 @@ begin
             ('my_documents_among(uuid[])', service, 'rag_principal'),
             ('my_sources_among(text[])', service, 'rag_principal'),
             ('find_source(bigint, text, bigint, text, text, text)', writers, 'rag_principal'),
-            ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
+            ('bury_source(bigint, text, text, text)', writers, 'rag_principal'),
             ('derived_documents(uuid[], text[], text[], boolean)', service, 'rag_principal'),
             ('retraction_of(text, bigint, text, text, text)', writers, 'rag_principal'),
             ('close_sources(bigint[], text[], text[], uuid[], text)', service, 'rag_principal'),
@@ -8383,7 +8466,7 @@ begin
             ('my_synchronisations()', service, 'rag_principal'),
             (
                 'note_synchronisation(bigint, text, text, integer, integer, integer, integer, integer)',
-                service, 'rag_principal'
+                writers, 'rag_principal'
             ),
             ('my_members()', service, 'rag_principal'),
             ('share_project(text, bigint, boolean)', service, 'rag_principal'),

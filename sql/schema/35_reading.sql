@@ -52,6 +52,33 @@ $$;
 
 comment on function my_documents() is 'All documents that the principal may read';
 
+-- What a synchronisation compares with its source: of a worker, which reads no texts in bulk, as of everybody.
+create function my_origin(source text)
+returns table (
+    id uuid, scope text, user_id bigint, project_id text, tags text[], source_type text, source_id text,
+    source_hash text, updated_at timestamptz, path text, content_sha256 text
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        document.id, document.scope, document.user_id, document.project_id, document.tags, document.source_type,
+        document.source_id, document.source_hash, document.updated_at,
+        document.metadata -> 'origin' ->> 'path', document.metadata -> 'origin' ->> 'sha256'
+    from rag_documents as document
+    where document.metadata -> 'origin' ->> 'source' = my_origin.source
+        -- Both, so that what an ingest merely says of its origin makes nothing a part of a source.
+        and starts_with(document.source_id, my_origin.source || ':');
+end
+$$;
+
+comment on function my_origin(text) is 'Of the documents of a synchronised source that the principal may read: whose they are, their path, and digests; no text';
+
 create function my_listed_documents()
 returns table (
     tenant_id text, id uuid, scope text, user_id bigint, tags text[], source_type text, language text,

@@ -354,6 +354,37 @@ $$;
 
 comment on function my_request(bytea, interval) is 'What the principal has asked for with this idempotency key within its time';
 
+create function my_waiting_job(kind text, lock text)
+returns uuid
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+declare
+    tenant constant text := my_tenant_id();
+begin
+    if tenant is null then
+        return null;
+    end if;
+    -- The locks of enqueue_job() and push_job(), in their order: of two who ask at once the second sees the first's.
+    perform pg_advisory_xact_lock_shared(tenant_lock(tenant));
+    perform pg_advisory_xact_lock(hashtextextended('palisade jobs of ' || tenant, 0));
+    return (
+        select job.id
+        from rag_jobs as job
+        where job.tenant_id = tenant
+            and job.kind = my_waiting_job.kind
+            and job.lock = my_waiting_job.lock
+            and job.status = 'pending'
+        order by job.turn, job.id
+        limit 1
+    );
+end
+$$;
+
+comment on function my_waiting_job(text, text) is 'One of the principal''s own jobs of this kind and lock that nobody has begun; null when there is none. Nobody else asks for one before this transaction has ended';
+
 create function my_job(job_id uuid)
 returns table (
     id uuid, kind text, status text, reason text, detail text, attempts integer, created_at timestamptz,
@@ -430,6 +461,28 @@ end
 $$;
 
 comment on function settle_job(uuid, uuid, jsonb) is 'Ends a job in the transaction that did it, as its principal, and lets go of what was sent; false when it was cancelled, erased or given to another worker, and then nothing may be stored';
+
+create function holds_job(id uuid, claim uuid)
+returns boolean
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+begin
+    -- Locked, so that nobody is given the job before this transaction has ended.
+    perform
+    from rag_jobs as job
+    where job.tenant_id = (select my_tenant_id())
+        and job.id = holds_job.id
+        and job.claim = holds_job.claim
+        and job.status = 'processing'
+    for share;
+    return found;
+end
+$$;
+
+comment on function holds_job(uuid, uuid) is 'Whether the job is still this worker''s, and until the end of the transaction nobody else''s: for one step of a job that has many';
 
 -- --- claims ---------------------------------------------------------------------------------------
 

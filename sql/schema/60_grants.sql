@@ -180,8 +180,10 @@ begin
             ('record_request(text, text, text, jsonb, bytea, bytea)', service, 'rag_principal'),
             ('my_request(bytea, interval)', service, 'rag_principal'),
             ('my_job(uuid)', service, 'rag_principal'),
+            ('my_waiting_job(text, text)', service, 'rag_principal'),
             ('cancel_my_job(uuid)', service, 'rag_principal'),
             ('settle_job(uuid, uuid, jsonb)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
+            ('holds_job(uuid, uuid)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
             ('claim_source(bigint, text, text, uuid, interval)', writers, 'rag_principal'),
             ('renew_claim(bytea, uuid, interval)', writers, 'rag_principal'),
             ('release_claim(bytea, uuid)', writers, 'rag_principal'),
@@ -193,6 +195,7 @@ begin
             ('provenance_digest(text)', array['rag_principal'], null),
             ('erasure_digest(text, text, text[])', array['rag_principal', 'rag_steward'], null),
             ('my_documents()', people, 'rag_principal'),
+            ('my_origin(text)', writers, 'rag_principal'),
             ('my_listed_documents()', people, 'rag_search'),
             ('my_chunks()', people, 'rag_principal'),
             ('my_document(uuid)', people || array['rag_worker'], 'rag_principal'),
@@ -200,7 +203,7 @@ begin
             ('my_documents_among(uuid[])', service, 'rag_principal'),
             ('my_sources_among(text[])', service, 'rag_principal'),
             ('find_source(bigint, text, bigint, text, text, text)', writers, 'rag_principal'),
-            ('bury_source(bigint, text, text, text)', service, 'rag_principal'),
+            ('bury_source(bigint, text, text, text)', writers, 'rag_principal'),
             ('derived_documents(uuid[], text[], text[], boolean)', service, 'rag_principal'),
             ('retraction_of(text, bigint, text, text, text)', writers, 'rag_principal'),
             ('close_sources(bigint[], text[], text[], uuid[], text)', service, 'rag_principal'),
@@ -216,7 +219,7 @@ begin
             ('my_synchronisations()', service, 'rag_principal'),
             (
                 'note_synchronisation(bigint, text, text, integer, integer, integer, integer, integer)',
-                service, 'rag_principal'
+                writers, 'rag_principal'
             ),
             ('my_members()', service, 'rag_principal'),
             ('share_project(text, bigint, boolean)', service, 'rag_principal'),

@@ -59,6 +59,9 @@ BY_NAME: Mapping[str, tuple[str, str, str]] = {
     "job_id": tuple(f"'{job_id(tenant)}'" for tenant in ("t1", "t1", "t2")),  # type: ignore[dict-item]
     "cancel_my_job.id": tuple(f"'{job_id(tenant)}'" for tenant in ("t1", "t1", "t2")),  # type: ignore[dict-item]
     "settle_job.id": tuple(f"'{job_id(tenant)}'" for tenant in ("t1", "t1", "t2")),  # type: ignore[dict-item]
+    "holds_job.id": tuple(f"'{job_id(tenant)}'" for tenant in ("t1", "t1", "t2")),  # type: ignore[dict-item]
+    "my_waiting_job.kind": ("'ingest'",) * 3,
+    "my_waiting_job.lock": ("'a lock'",) * 3,
     "my_request.request_key": ("sha256('a key')",) * 3,
     "source_digest": ("sha256('a source')",) * 3,
 }

@@ -121,6 +121,9 @@ NO_READING = {
     "retraction_of",
     # jobs and claims, which are each principal's own or digests: tests/barrier/test_jobs_barrier.py
     *("enqueue_job", "record_request", "my_request", "my_job", "cancel_my_job", "settle_job", "queue_depth"),
+    *("my_waiting_job", "holds_job"),
+    # keys and digests of what my_documents shows in full
+    "my_origin",
     *("claim_source", "renew_claim", "release_claim"),
     # one figure, of all of a tenant, that operators alone write
     "my_min_similarity",

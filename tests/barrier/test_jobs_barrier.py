@@ -62,6 +62,21 @@ def test_nobody_else_sees_or_changes_it(deployment: Deployment, job: UUID, outsi
     assert len(queued(deployment)) == 1
 
 
+@pytest.mark.parametrize("outsider", OUTSIDERS, ids=["another user", "without a user", "another tenant"])
+@pytest.mark.parametrize("login", ["rag_app", "rag_publisher"])
+def test_nobody_else_finds_it_waiting(deployment: Deployment, job: UUID, outsider: Principal, login: str) -> None:
+    (row,) = job_rows(deployment)
+    named = {"kind": "ingest", "lock": row["lock"]}
+    with deployment.transaction(MARA, role=login) as connection:
+        assert rows(connection, "my_waiting_job", **named) == [(job,)]
+        assert rows(connection, "my_waiting_job", kind="sync", lock=row["lock"]) == [(None,)]
+    with deployment.transaction(outsider, role=login) as connection:
+        assert rows(connection, "my_waiting_job", **named) == [(None,)]
+    give_out(deployment)
+    with deployment.transaction(MARA, role=login) as connection:
+        assert rows(connection, "my_waiting_job", **named) == [(job,)], "given out and not begun"
+
+
 @pytest.mark.parametrize("login", ["rag_app", "rag_publisher", "rag_worker", "rag_operator"])
 def test_no_login_reads_or_writes_the_table(deployment: Deployment, job: UUID, login: str) -> None:
     with deployment.connect(login) as connection:
@@ -175,9 +190,47 @@ def test_a_job_is_settled_by_whoever_took_it_last_and_as_its_principal(deploymen
         (MARA, claims[1], False),
     ):
         with deployment.transaction(principal, role="rag_worker") as connection:
+            assert rows(connection, "holds_job", id=job, claim=claim) == [(settled,)]
             assert rows(connection, "settle_job", id=job, claim=claim, result="{}") == [(settled,)]
     (row,) = job_rows(deployment)
     assert (row["status"], row["body"]) == ("succeeded", None)
+
+
+def test_a_job_that_is_held_is_given_to_nobody_before_the_step_ends(deployment: Deployment, job: UUID) -> None:
+    queue_id = give_out(deployment)
+    with deployment.connect("rag_worker") as worker:
+        ((*_, claim),) = rows(worker, "take_job", id=job, queue_id=queue_id, proof=proof())
+    with deployment.transaction(MARA, role="rag_worker") as step:
+        assert rows(step, "holds_job", id=job, claim=claim) == [(True,)]
+        with deployment.connect("rag_worker") as other:
+            other.execute("set lock_timeout = '200ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                rows(other, "take_job", id=job, queue_id=queue_id, proof=proof())
+    with deployment.connect("rag_worker") as other:
+        rows(other, "take_job", id=job, queue_id=queue_id, proof=proof())
+    with deployment.transaction(MARA, role="rag_worker") as late:
+        assert rows(late, "holds_job", id=job, claim=claim) == [(False,)]
+
+
+@pytest.mark.parametrize("login", ["rag_app", "rag_publisher", "rag_worker"])
+def test_what_a_synchronisation_compares_is_its_principals_own_and_no_text(deployment: Deployment, login: str) -> None:
+    stored = (
+        "insert into rag.rag_documents (tenant_id, access_id, scope, user_id, tags, source_type, source_id, source_hash,"
+        " title, body, metadata) select 'acme', %s, 'user', 7, '{public}', 'markdown', %s, 'hash', 'Plans', 'The vault code is 4711.',"
+        """ '{"origin": {"source": "plans", "path": "a.md", "sha256": "digest"}}'"""
+    )
+    with deployment.transaction(MARA) as connection:
+        named = "select access_class('user', 7, null, '{public}')"
+        (access_id,) = connection.execute(named).fetchone() or (0,)
+        for source_id in ("plans:a.md", "plansa.md", "a.md"):
+            connection.execute(stored, (access_id, source_id))
+    with deployment.transaction(MARA, role=login) as connection:
+        (row,) = connection.execute("select * from rag.my_origin('plans')").fetchall()
+        assert "plans:a.md" in row
+        assert "4711" not in repr(row)
+    for outsider in OUTSIDERS:
+        with deployment.transaction(outsider, role=login) as connection:
+            assert connection.execute("select * from rag.my_origin('plans')").fetchall() == []
 
 
 def test_a_worker_speaks_for_nobody_without_a_signature_and_searches_for_nobody(deployment: Deployment) -> None:

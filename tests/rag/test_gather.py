@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import threading
@@ -338,11 +339,18 @@ def test_only_https_is_spoken_and_no_password_is_taken(address: str):
 
 
 @contextmanager
-def served(repository: Path) -> Iterator[str]:
-    """The repository over HTTP, by git's own program for servers."""
+def served(repository: Path, *, password: str | None = None) -> Iterator[str]:
+    """The repository over HTTP, by git's own program for servers; for `name:password` alone, when one is given."""
+    wanted = None if password is None else "Basic " + base64.b64encode(password.encode()).decode()
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
+            if wanted is not None and self.headers.get("Authorization") != wanted:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="git"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             path, _, query = self.path.partition("?")
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             environment = {

@@ -648,6 +648,7 @@ DEFINERS = {
         EXPLAIN,
         "find_source(bigint,text,bigint,text,text,text)",
         "give_feedback(uuid,uuid,integer,integer,boolean)",
+        "holds_job(uuid,uuid)",
         "my_chunks()",
         "my_document(uuid)",
         "my_document_chunks(uuid)",
@@ -657,6 +658,7 @@ DEFINERS = {
         "my_job(uuid)",
         "my_members()",
         "my_min_similarity(text)",
+        "my_origin(text)",
         "my_prompt()",
         "my_queries()",
         "my_query_chunks()",
@@ -664,6 +666,7 @@ DEFINERS = {
         "my_sources_among(text[])",
         "my_synchronisations()",
         "my_tag_owner(text)",
+        "my_waiting_job(text,text)",
         NOTE_SYNCHRONISATION,
         "record_request(text,text,text,jsonb,bytea,bytea)",
         "release_claim(bytea,uuid)",
@@ -887,6 +890,17 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ["palisade record three"],
     ),
     "my_documents()": ("rag_app", ("select array(select access_id from rag.my_documents() order by 1)",), [1, 3, 6]),
+    "my_origin(text)": (
+        "rag_app",
+        (
+            "insert into rag.rag_documents (tenant_id, access_id, scope, user_id, tags, source_type, source_id,"
+            " source_hash, title, body, metadata) values ('t1', 3, 'user', 1, '{public}', 'text', 'kept:a.md',"
+            """ 'hash', 'A', 'b', '{"origin": {"source": "kept", "path": "a.md", "sha256": "c"}}')"""
+            " returning access_id",
+            "select array(select path from rag.my_origin('kept'))",
+        ),
+        ["a.md"],
+    ),
     "my_documents_among(uuid[])": (
         "rag_app",
         (
@@ -1077,6 +1091,12 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             " rag.enqueue_job('ingest', null, 'text', 'x', '{}', 'y', 2, null, null) is null]",
         ),
         [True, False],
+    ),
+    "holds_job(uuid,uuid)": ("rag_app", (f"select rag.holds_job('{JOB}', {TAKEN})",), True),
+    "my_waiting_job(text,text)": (
+        "rag_app",
+        ("select array[rag.my_waiting_job('ingest', 'a lock'), rag.my_waiting_job('sync', 'a lock')]",),
+        [job_id("t1"), None],
     ),
     "my_job(uuid)": (
         "rag_app",

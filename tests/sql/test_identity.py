@@ -984,13 +984,14 @@ SERVING = READING | {
     *("derived_documents", "retraction_of", "close_sources", "reopen_sources"),
     *("take_token", "take_token_as", "charge_quota", "my_limits"),
     *("active_model", "check_model", "compare_models"),
-    *("enqueue_job", "record_request", "my_request", "my_job", "cancel_my_job", "queue_depth"),
+    *("enqueue_job", "record_request", "my_request", "my_job", "my_waiting_job", "cancel_my_job"),
+    *("queue_depth", "my_origin"),
     *("claim_source", "renew_claim", "release_claim"),
     *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
 WORKING = {
-    *("take_job", "return_job", "recover_jobs", "expire_jobs", "queue_depth", "settle_job"),
-    *("claim_source", "renew_claim", "release_claim"),
+    *("take_job", "return_job", "recover_jobs", "expire_jobs", "queue_depth", "settle_job", "holds_job"),
+    *("claim_source", "renew_claim", "release_claim", "my_origin", "bury_source", "note_synchronisation"),
     *("charge_quota", "my_limits", "active_model", "check_model"),
     *("begin_as", "my_principal", "my_tenant_id", "my_user_id", "my_access_ids", "my_writable_access_ids"),
     *("my_classes", "access_class", "class_reads", "tenant_lock", "find_source", "retraction_of"),
@@ -1032,7 +1033,7 @@ FOR_PRINCIPAL = {
     ("role", "expected"),
     [
         ("rag_app", SERVING),
-        ("rag_publisher", SERVING | {"settle_job"}),
+        ("rag_publisher", SERVING | {"settle_job", "holds_job"}),
         ("rag_worker", WORKING),
         ("rag_queue", {"proof_holds"}),
         ("rag_analyst", READING),

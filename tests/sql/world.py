@@ -255,9 +255,9 @@ def build(connection: psycopg.Connection) -> None:
         connection.execute(
             """
             insert into rag.rag_jobs (tenant_id, id, user_id, tags, kind, status, source_type, source_id, payload, body,
-                request_key, request_digest, queue_id)
+                request_key, request_digest, queue_id, lock)
             values (%(tenant)s, %(id)s, 1, '{public}', 'ingest', 'pending', 'text', 'a job''s source', '{}',
-                'palisade record waiting', sha256('a key'), sha256('a request'), %(queue)s)
+                'palisade record waiting', sha256('a key'), sha256('a request'), %(queue)s, 'a lock')
             """,
             {"tenant": tenant, "id": job_id(tenant), "queue": QUEUED[tenant]},
         )
