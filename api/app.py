@@ -51,6 +51,7 @@ from api.contract import (
 from api.errors import add_handlers
 from api.identity import Caller, Door
 from api.tell import tell
+from api.webhook import webhook
 from rag import jobs, share, store
 from rag.answer import RAGService
 from rag.database import Database
@@ -107,6 +108,8 @@ def create_app(settings: Settings, *, database: Database, door: Door) -> FastAPI
     add_handlers(app)
     app.include_router(_probes(database, door))
     app.include_router(_rag(settings, database, door))
+    if settings.rag_webhook_secrets is not None:
+        app.include_router(webhook(settings, database, problems=PROBLEMS))
     _describe(app)
     return app
 

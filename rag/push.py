@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rag import jobs, tasks
 from rag.database import Database
+from rag.errors import InvalidInput
 from rag.gather import PathFilter, is_listed
 from rag.jobs import Request
 from rag.parse import SUFFIXES
-from rag.sync import SourceSpec
+from rag.sync import SourceSpec, load_specs
 
 # More are not looked at: to read a source for nothing costs less than to compare them all.
 MAX_PATHS = 5_000
@@ -37,6 +38,17 @@ class Push:
     deleted: bool = False
     paths: Collection[str] | None = None
     """What its commits touch; None when that is not known, and then it may be anything."""
+
+
+def load_followed(path: Path) -> list[SourceSpec]:
+    """The sources of a file that follow a repository on GitHub. Raises InvalidInput, and for one that is nobody's."""
+    specs = [spec for spec in load_specs(path) if spec.github is not None]
+    for spec in specs:
+        try:
+            tasks.synchronisation(spec)
+        except InvalidInput as error:
+            raise InvalidInput(f"RAG_SOURCES: source {spec.name}: {error.message}", field="RAG_SOURCES") from error
+    return specs
 
 
 def concerned(push: Push, specs: Iterable[SourceSpec]) -> list[SourceSpec]:

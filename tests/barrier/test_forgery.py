@@ -334,9 +334,9 @@ def test_the_genuine_identity_reaches_all_that_is_forged_for(
 ) -> None:
     """So that the zeros below are those of the forgeries. Analysts alone have a list, the service's keys and the
     queue's figures a proof, and nobody owns the tag that is genuinely held, which is public; no model was added beside
-    another; and claims are kept and released without a word. No document is of a synchronised source, and no job waits any
-    more once it was cancelled. No job is being done, which a service without a worker's proof cannot have begun. Of
-    these tests/barrier/test_jobs_barrier.py says whose they are."""
+    another; and claims are kept and released without a word. No document is of a synchronised source, and no job
+    waits any more once it was cancelled. No job is being done, which a service without a worker's proof cannot have
+    begun. Of these tests/barrier/test_jobs_barrier.py says whose they are."""
     with world.connect(role) as connection, connection.transaction(force_rollback=True):
         set_variables(connection, variables(GENUINE, signed(role)))
         found = {name.rstrip(" 0123456789") for name in surfaces[role].leaks(connection)}

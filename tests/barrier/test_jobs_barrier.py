@@ -215,9 +215,10 @@ def test_a_job_that_is_held_is_given_to_nobody_before_the_step_ends(deployment: 
 @pytest.mark.parametrize("login", ["rag_app", "rag_publisher", "rag_worker"])
 def test_what_a_synchronisation_compares_is_its_principals_own_and_no_text(deployment: Deployment, login: str) -> None:
     stored = (
-        "insert into rag.rag_documents (tenant_id, access_id, scope, user_id, tags, source_type, source_id, source_hash,"
-        " title, body, metadata) select 'acme', %s, 'user', 7, '{public}', 'markdown', %s, 'hash', 'Plans', 'The vault code is 4711.',"
-        """ '{"origin": {"source": "plans", "path": "a.md", "sha256": "digest"}}'"""
+        "insert into rag.rag_documents (tenant_id, access_id, scope, user_id, tags, source_type, source_id,"
+        " source_hash, title, body, metadata)"
+        " values ('acme', %s, 'user', 7, '{public}', 'markdown', %s, 'hash', 'Plans', 'The vault code is 4711.',"
+        """ '{"origin": {"source": "plans", "path": "a.md", "sha256": "digest"}}')"""
     )
     with deployment.transaction(MARA) as connection:
         named = "select access_class('user', 7, null, '{public}')"
