@@ -46,8 +46,8 @@ IN_MEMORY_BYTES = 256 * 1024
 LARGE_AT_ONCE = 8
 # GitHub gives up after 10 s, and whoever sends a body more slowly is not GitHub.
 BODY_WITHIN_S = 10.0
-# What is to be written takes milliseconds. Two seconds for an answer, of which the network has a half.
-QUEUED_WITHIN_S = 1.0
+# What is to be written takes milliseconds. Two seconds for an answer, less what the network takes.
+QUEUED_WITHIN_S = 1.5
 # A token is made for one request.
 MAX_TOKEN_AGE_S = 600
 MAX_TOKEN_LENGTH = 8192

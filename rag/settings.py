@@ -175,8 +175,8 @@ class Settings(BaseSettings):
     """A YAML file of the secrets with which pushes are signed, by repository; read again when it changes. None = there
     is no webhook (docs/webhook.md)."""
     rag_webhook_max_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
-    """A larger delivery is refused. A genuine one takes memory for 1.6 times its length, for a moment; GitHub's largest
-    are 25 MB."""
+    """A larger delivery is refused. A genuine one takes memory for twice its length at most, for a moment;
+    GitHub's largest are 25 MB."""
     rag_chunking: Literal["rules", "fixed", "sentence", "semantic"] = "rules"
     """How documents are cut: spec 002's rules by source type and heading, or a strategy of spec 003. Another one makes
     every document anew when it is next ingested. `semantic` also embeds each sentence by itself, which takes about

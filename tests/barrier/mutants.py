@@ -29,6 +29,7 @@ HELD = "sql/test_limits.py"
 FORGED = "barrier/test_forgery.py"
 NEIGHBOURS = "barrier/test_foreign_neighbours.py"
 CHANGE = "rag/test_models.py"
+HOOK = "api/test_webhook.py"
 JOBS_OF_OTHERS = "barrier/test_jobs_barrier.py"
 
 
@@ -882,6 +883,53 @@ MUTANTS = (
         "and job.status = 'processing'",
         f"{JOBS_OF_OTHERS}::test_a_job_is_settled_by_whoever_took_it_last_and_as_its_principal",
     ),
+    # --- pushes --------------------------------------------------------------------------------------
+    Mutant(
+        "webhook: a signature that is not compared",
+        "api/webhook.py",
+        "return [secret for secret, fit in zip(self._secrets, fits, strict=True) if fit]",
+        "return list(self._secrets)",
+        f"{HOOK}::test_no_forgery_is_accepted",
+    ),
+    Mutant(
+        "webhook: a secret that signs for every repository",
+        "api/webhook.py",
+        "if not any(secret.covers(push.repository) for secret in signers):",
+        "if False:",
+        f"{HOOK}::test_every_family_of_forgeries_is_refused",
+    ),
+    Mutant(
+        "webhook: a token for any body",
+        "api/webhook.py",
+        "return [secret for secret, digest in self._signers if hmac.compare_digest(digest, body)]",
+        "return [secret for secret, digest in self._signers if digest and body]",
+        f"{HOOK}::test_every_family_of_forgeries_is_refused",
+    ),
+    Mutant(
+        "webhook: the job of whoever asks for the source of another",
+        "rag/tasks.py",
+        "if spec is None or spec.tenant is None or spec.principal(None) != task.principal:",
+        "if spec is None or spec.tenant is None:",
+        "rag/test_push.py::test_a_job_of_another_than_the_workers_file_names_changes_nothing",
+    ),
+    Mutant(
+        "webhook: a synchronisation that goes on when its job is another's",
+        JOBS,
+        "and job.claim = holds_job.claim and job.status = 'processing' for share;",
+        "and job.status = 'processing' for share;",
+        f"{JOBS_OF_OTHERS}::test_a_job_that_is_held_is_given_to_nobody_before_the_step_ends",
+    ),
+    Mutant(
+        "webhook: a source that has what merely says so",
+        READING,
+        """
+        where document.metadata -> 'origin' ->> 'source' = my_origin.source
+            -- Both, so that what an ingest merely says of its origin makes nothing a part of a source.
+            and starts_with(document.source_id, my_origin.source || ':');
+        """,
+        "where document.metadata -> 'origin' ->> 'source' = my_origin.source;",
+        f"{JOBS_OF_OTHERS}::test_what_a_synchronisation_compares_is_its_principals_own_and_no_text",
+    ),
     # --- set-up ----------------------------------------------------------------------------------------
     Mutant(
         "the migrator is the owner all the time",
@@ -998,9 +1046,11 @@ MUTANTS = (
     Mutant(
         "a synchronisation that makes the class of an erased owner anew",
         "rag/sync.py",
-        "await store.note_synchronisation(self.database, principal, destination, access_id, done)",
+        "await store.note_synchronisation( self.database, principal, destination, access_id, done, also=self.also )",
         """access_id = await store.find_class(self.database, principal, destination)
-            await store.note_synchronisation(self.database, principal, destination, access_id, done)""",
+            await store.note_synchronisation(
+                self.database, principal, destination, access_id, done, also=self.also
+            )""",
         "rag/test_sync.py::test_an_owner_who_is_erased_meanwhile_leaves_nothing_behind",
     ),
     Mutant(
