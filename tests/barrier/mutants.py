@@ -920,6 +920,13 @@ MUTANTS = (
         f"{JOBS_OF_OTHERS}::test_a_job_that_is_held_is_given_to_nobody_before_the_step_ends",
     ),
     Mutant(
+        "webhook: a synchronisation that never asks whose its job is",
+        "rag/tasks.py",
+        "settings=task.settings, database=task.database, embedder=task.embedder, also=task.hold",
+        "settings=task.settings, database=task.database, embedder=task.embedder",
+        "rag/test_push.py::test_a_job_that_is_anothers_stores_nothing",
+    ),
+    Mutant(
         "webhook: a source that has what merely says so",
         READING,
         """

@@ -10,22 +10,24 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from rag import jobs, tasks
 from rag.database import Database
+from rag.embed import Embedder
 from rag.errors import InvalidInput, JobLost, QueueFull, SourceUnavailable
 from rag.gather import PathFilter, list_commit
 from rag.principal import Principal
 from rag.push import MAX_PATHS, Push, announce, concerned
 from rag.settings import Settings
 from rag.store import count_sources
-from rag.sync import SourceSpec, load_specs
-from tests.conftest import Deployment
+from rag.sync import SourceSpec, Synchroniser, load_specs
+from tests.conftest import SIGNER, Deployment
 from tests.fakes.openai_embeddings import fake_openai
-from tests.rag.jobbing import job_rows, queued, start_worker, until_empty, wait_until, worker_environment
+from tests.rag.jobbing import job_rows, queued, start_worker, until_empty, wait_until, worker_environment, working
 from tests.rag.test_gather import commit, git, served, write
 from tests.rag.test_work import set_due
 
@@ -405,15 +407,11 @@ def test_public_documents_are_published_by_the_worker(hosted: Hosted, deployment
 
 
 async def test_who_has_lost_the_job_writes_and_removes_nothing_more(
-    database: Database, deployment: Deployment, settings: Settings, tmp_path: Path
+    database: Database, settings: Settings, embedder: Embedder, tmp_path: Path
 ) -> None:
     """A worker that slept through its time must not bring an older state over that of the one who took over."""
-    from rag.embed import open_embedder
-    from rag.sync import Synchroniser
-
     write(tmp_path / "handbook", a_md="# A\n\nOne.", b_md="# B\n\nTwo.")
     source = SourceSpec(name="handbook", directory=tmp_path / "handbook", tenant="acme", user=7)
-    embedder = open_embedder(settings)
     lost = False
 
     async def also(_: object) -> None:
@@ -431,7 +429,29 @@ async def test_who_has_lost_the_job_writes_and_removes_nothing_more(
     with pytest.raises(JobLost):
         await synchroniser.sync(source)
     assert await count_sources(database, MARA, embedding_model=embedder.model_id) == before
-    await embedder.close()
+
+
+async def test_a_job_that_is_anothers_stores_nothing(
+    hosted: Hosted, deployment: Deployment, settings: Settings, embedder: Embedder
+) -> None:
+    hosted.push(guide_md="# Guide\n\nSix.")
+    async with deployment.pools() as database:
+        await announce(database, [hosted.spec], delivery=digest(1), max_waiting=10)
+    (job,) = job_rows(deployment)
+    async with Database(deployment.url("rag_worker"), signer=SIGNER, role="rag_worker") as database:
+        task = tasks.Task(
+            id=job["id"],
+            claim=uuid4(),
+            principal=MARA,
+            payload=job["payload"],
+            body=None,
+            database=database,
+            embedder=embedder,
+            settings=settings.model_copy(update={"rag_sources": hosted.top / "sources.yaml"}),
+        )
+        with pytest.raises(JobLost):
+            await tasks.KINDS["sync"](task)
+    assert (hosted.index(), hosted.version()) == ({}, None)
 
 
 def test_a_worker_that_is_killed_in_the_middle_leaves_it_to_another(hosted: Hosted, deployment: Deployment) -> None:
@@ -451,3 +471,31 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_it_to_another(hosted: Host
         second.send_signal(signal.SIGTERM)
         second.wait(40)
     assert (len(hosted.index()), hosted.version()) == (60, tip)
+
+
+def test_a_worker_that_slept_while_another_went_on_takes_nothing_back(
+    hosted: Hosted, deployment: Deployment, tmp_path: Path
+) -> None:
+    pages = [f"page{number}_md" for number in range(60)]
+    hosted.push(**dict.fromkeys(pages, "# Page\n\nOld."))
+    hosted.told(1)
+    sleeper = start_worker(hosted.environment, log=tmp_path / "log")
+    try:
+        wait_until(lambda: len(hosted.index()) >= 3, timeout_s=60)
+        sleeper.send_signal(signal.SIGSTOP)
+        tip = hosted.push(**dict.fromkeys(pages, "# Page\n\nNew."))
+        hosted.told(2)
+        with working(hosted.environment):
+            # The database ends a transaction in which somebody has slept for 30 s.
+            wait_until(lambda: {row["status"] for row in job_rows(deployment)} == {"succeeded"}, timeout_s=120)
+        assert (set(hosted.index().values()), hosted.version()) == ({"# Page\n\nNew."}, tip)
+        sleeper.send_signal(signal.SIGCONT)
+        # It lost the job, or the transaction in which it slept.
+        wait_until(
+            lambda: any(word in (tmp_path / "log").read_text() for word in ("job_lost", "job_failed")), timeout_s=60
+        )
+    finally:
+        sleeper.send_signal(signal.SIGCONT)
+        sleeper.send_signal(signal.SIGTERM)
+        sleeper.wait(40)
+    assert (set(hosted.index().values()), len(hosted.index()), hosted.version()) == ({"# Page\n\nNew."}, 60, tip)
