@@ -1053,11 +1053,9 @@ MUTANTS = (
     Mutant(
         "a synchronisation that makes the class of an erased owner anew",
         "rag/sync.py",
-        "await store.note_synchronisation( self.database, principal, destination, access_id, done, also=self.also )",
+        "await store.note_synchronisation(self.database, principal, destination, access_id, done, also=self.also)",
         """access_id = await store.find_class(self.database, principal, destination)
-            await store.note_synchronisation(
-                self.database, principal, destination, access_id, done, also=self.also
-            )""",
+            await store.note_synchronisation(self.database, principal, destination, access_id, done, also=self.also)""",
         "rag/test_sync.py::test_an_owner_who_is_erased_meanwhile_leaves_nothing_behind",
     ),
     Mutant(
