@@ -24,6 +24,8 @@ from api.contract import (
     CitationsAnswer,
     CitationsBody,
     CitationStateOut,
+    ConversationAnswer,
+    ConversationAsker,
     DocumentAnswer,
     EnrichAnswer,
     EnrichBody,
@@ -36,6 +38,8 @@ from api.contract import (
     Member,
     MemberBody,
     MembersAnswer,
+    MessageAnswer,
+    MessageBody,
     Owner,
     Problem,
     QueryAnswer,
@@ -52,7 +56,7 @@ from api.errors import add_handlers
 from api.identity import Caller, Door
 from api.tell import tell
 from api.webhook import webhook
-from rag import jobs, share, store
+from rag import converse, jobs, share, store
 from rag.answer import RAGService
 from rag.database import Database
 from rag.errors import InvalidInput, RAGServiceError
@@ -65,6 +69,7 @@ from rag.limits import Kind, Rate, take_token
 from rag.principal import Principal, check_user_id
 from rag.recheck import CitedSource
 from rag.settings import Settings
+from rag.tokens import open_counter
 
 log = structlog.get_logger(__name__)
 
@@ -124,12 +129,16 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         dependencies=[Depends(HTTPBearer(auto_error=False, description=CREDENTIALS))],
     )
 
+    # For the thresholds of conversations, where an estimate is enough.
+    counter = open_counter()
+
     async def admit(
         request: Request,
         action: Action,
         named: QuestionBody
         | EnrichBody
         | IngestBody
+        | MessageBody
         | FeedbackBody
         | CitationsBody
         | InvalidateBody
@@ -245,6 +254,48 @@ def _rag(settings: Settings, database: Database, door: Door) -> APIRouter:
         if taken.status != "created":
             response.status_code = 200
         return IngestAnswer.of(taken)
+
+    @router.post(
+        "/conversations/{thread_id}/messages",
+        status_code=201,
+        summary="Add a message to a conversation of one's own",
+        description=(
+            "Messages are kept and never searched. Once enough of them have gathered a job sums them up, and the "
+            "summary is a document of the user, or of the project that is named. The same `Idempotency-Key` with the "
+            "same message adds nothing."
+        ),
+        responses={200: {"model": MessageAnswer}, 429: PROBLEM},
+    )
+    async def post_message(
+        request: Request,
+        response: Response,
+        thread_id: str,
+        body: MessageBody,
+        idempotency_key: Annotated[str | None, Header()] = None,
+    ) -> MessageAnswer:
+        tags = body.user_tags
+        if tags is None:
+            tags = request.state.caller.writing_tags(None)
+        caller, principal = await admit(request, "ingest", body, tags=tags, kind="ingest")
+        posted = await converse.post(
+            converse.Said(thread_id=thread_id, role=body.role, content=body.content, idempotency_key=idempotency_key),
+            principal=principal,
+            destination=caller.destination(principal, scope=None, tags=None),
+            database=database,
+            settings=settings,
+            count=counter.count,
+        )
+        if posted.repeated:
+            response.status_code = 200
+        return MessageAnswer.of(posted)
+
+    @router.get("/conversations/{thread_id}", summary="Read a conversation of one's own, with its summaries")
+    async def read_conversation(
+        request: Request, thread_id: str, asker: Annotated[ConversationAsker, Query()]
+    ) -> ConversationAnswer:
+        _, principal = await admit(request, "query", asker, tags=asker.user_tags)
+        found = await converse.read(database, principal, thread_id, after=asker.after, limit=asker.limit)
+        return ConversationAnswer.of(found)
 
     @router.get("/jobs/{job_id}", summary="What became of a document that was taken in later")
     async def read_job(request: Request, job_id: UUID, asker: Annotated[Asker, Query()]) -> JobAnswer:

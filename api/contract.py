@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from rag.converse import MAX_PAGE, Conversation, Posted, Role
 from rag.embed import MAX_DIMENSIONS
 from rag.enrich import Enrichment
 from rag.exchange import (
@@ -292,6 +293,23 @@ class IngestBody(Body):
     )
 
 
+class MessageBody(Body):
+    """What was said in a conversation; identity fields are the asserted principal, whose own it is."""
+
+    role: Role
+    content: Annotated[str, Field(min_length=1, max_length=MAX_MESSAGE_LENGTH)]
+    tenant_id: str | None = None
+    user_id: UserId = None
+    project_id: Annotated[
+        str | None, Field(max_length=128, description="Of the user; a conversation of theirs alone without one")
+    ] = None
+    user_tags: Tags = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"role": "user", "content": "When does the ferry leave?", "user_id": 7}]}
+    )
+
+
 class FeedbackBody(Body):
     """What was made of an answer, or of a source of it; identity fields are the asserted principal."""
 
@@ -335,6 +353,13 @@ class Asker(BaseModel):
     user_tags: Tags = None
 
     model_config = ConfigDict(extra="forbid")
+
+
+class ConversationAsker(Asker):
+    """The asserted principal of whoever reads a conversation, and which page of it."""
+
+    after: Annotated[int, Field(ge=0, lt=2**63, description="Place in the thread, behind which the page begins")] = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
 
 
 class Owner(BaseModel):
@@ -392,6 +417,94 @@ class IngestAnswer(BaseModel):
         return cls.model_validate(ingested, from_attributes=True)
 
 
+class MessageAnswer(BaseModel):
+    """What became of a message."""
+
+    message_id: UUID
+    number: Annotated[int, Field(description="Its place in the thread, from 1")]
+    created_at: datetime
+    summary_job: Annotated[str | None, Field(description="Where to ask what became of its summary, once it has one")]
+
+    @classmethod
+    def of(cls, posted: Posted) -> MessageAnswer:
+        return cls(
+            message_id=posted.id,
+            number=posted.number,
+            created_at=posted.created_at,
+            summary_job=None if posted.summary_job is None else f"/rag/jobs/{posted.summary_job}",
+        )
+
+
+class MessageOut(BaseModel):
+    """A message as it is stored."""
+
+    message_id: UUID
+    number: int
+    role: Role
+    content: str
+    tokens: int
+    summarised_at: Annotated[datetime | None, Field(description="When a summary had it; null until then")]
+    created_at: datetime
+
+
+class SummaryOut(BaseModel):
+    """A summary, and the document that it is found as."""
+
+    summary_id: UUID
+    document_id: UUID
+    summary_text: str
+    message_ids: Annotated[list[UUID], Field(description="They may have expired since")]
+    model: str
+    created_at: datetime
+
+
+class ConversationAnswer(BaseModel):
+    """A page of one's own conversation, and its latest summaries, oldest first."""
+
+    thread_id: str
+    messages: list[MessageOut]
+    summaries: list[SummaryOut]
+    next_after: Annotated[int | None, Field(description="after of the next page; null on the last one")]
+
+    @classmethod
+    def of(cls, found: Conversation) -> ConversationAnswer:
+        return cls(
+            thread_id=found.thread_id,
+            messages=[
+                MessageOut(
+                    message_id=message.id,
+                    number=message.number,
+                    role=message.role,
+                    content=message.content,
+                    tokens=message.tokens,
+                    summarised_at=message.summarised_at,
+                    created_at=message.created_at,
+                )
+                for message in found.messages
+            ],
+            summaries=[
+                SummaryOut(
+                    summary_id=summary.id,
+                    document_id=summary.document_id,
+                    summary_text=summary.summary_text,
+                    message_ids=list(summary.message_ids),
+                    model=summary.model,
+                    created_at=summary.created_at,
+                )
+                for summary in found.summaries
+            ],
+            next_after=found.next_after,
+        )
+
+
+class SummarisedAnswer(BaseModel):
+    """What a job made of messages; no document where all of them had expired."""
+
+    document_id: UUID | None
+    messages: int
+    model: str | None
+
+
 class JobAnswer(BaseModel):
     """A job, and what has become of it."""
 
@@ -405,7 +518,7 @@ class JobAnswer(BaseModel):
     started_at: datetime | None
     due_at: Annotated[datetime | None, Field(description="When it is tried again")]
     finished_at: datetime | None
-    result: IngestAnswer | None
+    result: IngestAnswer | SummarisedAnswer | None
     status_url: str
 
     @classmethod

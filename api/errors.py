@@ -40,6 +40,7 @@ STATUS: Mapping[type[errors.RAGServiceError], tuple[int, str]] = {
     errors.QueryNotFound: (404, "not_found"),
     errors.MemberNotFound: (404, "not_found"),
     errors.JobNotFound: (404, "not_found"),
+    errors.ConversationNotFound: (404, "not_found"),
     errors.QueueFull: (429, "queue_full"),
     errors.IdempotencyKeyReused: (422, "idempotency_key_reused"),
     errors.JobLost: (409, "job_lost"),

@@ -1853,7 +1853,8 @@ def maintain(
 
     Reading and writing go on meanwhile. Exit code 1 when something is left for a DBA, whose SQL it prints.
 
-    With --retention it goes by RAG_LOG_RETENTION_DAYS and RAG_AUDIT_RETENTION_DAYS, in all tenants.
+    With --retention it goes by RAG_LOG_RETENTION_DAYS, RAG_AUDIT_RETENTION_DAYS and RAG_MESSAGE_RETENTION_DAYS, in all
+    tenants.
     """
     from rag import maintain as care
     from rag import operate

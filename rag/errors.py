@@ -97,6 +97,10 @@ class QueryNotFound(RAGServiceError):
     """No such question of yours, or it did not return this source."""
 
 
+class ConversationNotFound(RAGServiceError):
+    """No such conversation of yours."""
+
+
 class JobNotFound(RAGServiceError):
     """No such job."""
 

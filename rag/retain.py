@@ -1,7 +1,8 @@
 """Ends logs by age, in batches that are each over in a moment: what people write meanwhile never waits for long.
 
 As rag_operator, in all tenants. Questions go with what they got back and what was made of it. The record of for whom
-services spoke has a time of its own; that of retractions and erasures stays.
+services spoke has a time of its own, and so have messages of conversations, whose summaries stay; that of retractions
+and erasures stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rag.errors import InvalidInput
 from rag.operate import Desk
 from rag.settings import Settings
 
-Kind = Literal["questions", "assertions"]
+Kind = Literal["questions", "assertions", "messages"]
 
 # Rows of a transaction: of 40,000 questions with ten hits each, batches of 1,000 took 56 ms in the median, 80 at most.
 BATCH = 1_000
@@ -44,11 +45,12 @@ def terms(settings: Settings) -> list[Term]:
     days: dict[Kind, int | None] = {
         "questions": settings.rag_log_retention_days,
         "assertions": settings.rag_audit_retention_days,
+        "messages": settings.rag_message_retention_days,
     }
     found = [Term(kind=kind, older_than=timedelta(days=kept)) for kind, kept in days.items() if kept is not None]
     if not found:
         raise InvalidInput(
-            "nothing has an end: set RAG_LOG_RETENTION_DAYS, RAG_AUDIT_RETENTION_DAYS or both",
+            "nothing has an end: set RAG_LOG_RETENTION_DAYS, RAG_AUDIT_RETENTION_DAYS or RAG_MESSAGE_RETENTION_DAYS",
             field="RAG_LOG_RETENTION_DAYS",
         )
     return found

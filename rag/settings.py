@@ -182,6 +182,16 @@ class Settings(BaseSettings):
     every document anew when it is next ingested. `semantic` also embeds each sentence by itself, which takes about
     as long again (docs/sources.md)."""
 
+    # Conversations (spec 002).
+    rag_summarise_after_tokens: Annotated[int, Field(ge=0)] = 2000
+    """A thread with so many tokens that no summary has is summed up by a job; 0 = tokens do not count. A prompt has
+    room for some 6,000 with the defaults, and the summary has at most 512."""
+    rag_summarise_after_characters: Annotated[int, Field(ge=0)] = 0
+    """The same in characters; 0 = they do not count. Whichever is reached first; with both 0 nothing is summed up."""
+    rag_message_retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    """Days after which `rag maintain --retention` removes messages of conversations; their summaries stay. None =
+    never."""
+
     # Logging.
     rag_log_query_text: bool = False
     """Store the text of questions in rag_query_logs; otherwise their hash and length only."""

@@ -20,12 +20,18 @@ from rag import store
 from rag.database import Database, Session
 from rag.embed import Embedder
 from rag.errors import InvalidInput, JobLost, QuotaExceeded
+from rag.exchange import ChatMessage
+from rag.generate import Generator
 from rag.ingest import Ingested, Source, check_source, ingest, source_type_of
 from rag.jobs import Wanted
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import Destination, destination_of
+from rag.summarise import summarise
 from rag.sync import Outcome, SourceSpec, Synchroniser, load_specs
+
+# What a summary is called as a source: its own id, so that no thread can name another one's.
+SUMMARY_TYPE = "conversation_summary"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,7 @@ class Task:
     body: str | None
     database: Database
     embedder: Embedder
+    generator: Generator
     settings: Settings
 
     async def settle(self, session: Session, result: Mapping[str, Any]) -> None:
@@ -94,8 +101,68 @@ async def _synchronise(task: Task) -> None:
         await task.settle(session, summary_of(outcome))
 
 
+async def _summarise(task: Task) -> None:
+    destination = _destination_of(task.payload["destination"])
+    thread_id: str = task.payload["thread_id"]
+    async with task.database.transaction(task.principal) as session:
+        rows = await session.rows("claimed_messages", {"summary_id": task.id})
+        if not rows:
+            # They have expired since.
+            await task.settle(session, {"document_id": None, "messages": 0, "model": None})
+            return
+    written = await summarise(
+        [ChatMessage(role=row["role"], content=row["content"], timestamp=row["created_at"]) for row in rows],
+        generator=task.generator,
+        model=task.settings.chat_model,
+    )
+
+    async def settle(session: Session, ingested: Ingested) -> None:
+        marked = await session.row(
+            "add_summary",
+            {
+                "id": task.id,
+                "access_id": rows[0]["access_id"],
+                "document_id": ingested.document_id,
+                "thread_id": thread_id,
+                "summary_text": written.text,
+                "message_ids": [row["id"] for row in rows],
+                "model": written.model,
+            },
+        )
+        assert marked is not None
+        if not marked["marked"]:
+            raise JobLost()
+        result = {"document_id": str(ingested.document_id), "messages": marked["marked"], "model": written.model}
+        await task.settle(session, result)
+
+    await ingest(
+        Source(
+            name=f"{task.id}.txt",
+            source_id=f"conversation/{task.id}",
+            source_type=SUMMARY_TYPE,
+            content=written.text,
+            title=f"Conversation {thread_id}",
+            # So that all summaries of a thread can be taken back at once, and kept out.
+            provenance_id=f"conversation/{thread_id}",
+            source_updated_at=rows[-1]["created_at"],
+            metadata={"thread_id": thread_id, "messages": len(rows)},
+        ),
+        principal=task.principal,
+        destination=destination,
+        database=task.database,
+        embedder=task.embedder,
+        max_bytes=task.settings.rag_max_document_bytes,
+        chunking=task.settings.rag_chunking,
+        also=settle,
+    )
+
+
 # A new kind is a function above and a line here; an older worker parks what it does not know.
-KINDS: Mapping[str, Callable[[Task], Awaitable[None]]] = {"ingest": _ingest, "sync": _synchronise}
+KINDS: Mapping[str, Callable[[Task], Awaitable[None]]] = {
+    "ingest": _ingest,
+    "sync": _synchronise,
+    "summarise": _summarise,
+}
 
 
 def ingestion(source: Source, principal: Principal, destination: Destination) -> Wanted:
@@ -106,7 +173,6 @@ def ingestion(source: Source, principal: Principal, destination: Destination) ->
     described = asdict(replace(source, content=""))
     updated_at = source.source_updated_at
     source_type = source_type_of(source)
-    owner = (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
     return Wanted(
         kind="ingest",
         payload={
@@ -114,7 +180,7 @@ def ingestion(source: Source, principal: Principal, destination: Destination) ->
             "destination": asdict(destination),
         },
         body=source.content,
-        lock=store.sha256(store.lock_name(*owner, source_type, source.source_id)),
+        lock=store.sha256(store.lock_name(*_owner(principal, destination), source_type, source.source_id)),
         source_type=source_type,
         source_id=source.source_id,
     )
@@ -124,13 +190,25 @@ def synchronisation(spec: SourceSpec) -> Wanted:
     """The job that brings a source of RAG_SOURCES up to date. Raises InvalidInput for one that names no tenant."""
     principal = spec.principal(None)
     destination = destination_of(principal, scope=spec.scope, tags=spec.tags)
-    owner = (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
     return Wanted(
         kind="sync",
         payload={"source": spec.name},
-        lock=store.sha256(store.lock_name(*owner, "sync", spec.name)),
+        lock=store.sha256(store.lock_name(*_owner(principal, destination), "sync", spec.name)),
         source_id=spec.name,
     )
+
+
+def summary(thread_id: str, principal: Principal, destination: Destination) -> Wanted:
+    """The job that sums up messages of a thread: those that are claimed for it."""
+    return Wanted(
+        kind="summarise",
+        payload={"thread_id": thread_id, "destination": asdict(destination)},
+        lock=store.sha256(store.lock_name(*_owner(principal, destination), SUMMARY_TYPE, thread_id)),
+    )
+
+
+def _owner(principal: Principal, destination: Destination) -> tuple[str | int | None, ...]:
+    return (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
 
 
 def _source_of(payload: Mapping[str, Any], body: str | None) -> tuple[Source, Destination]:
@@ -143,8 +221,11 @@ def _source_of(payload: Mapping[str, Any], body: str | None) -> tuple[Source, De
             "source_updated_at": None if updated_at is None else datetime.fromisoformat(updated_at),
         }
     )
-    destination = dict(payload["destination"])
-    return source, Destination(**destination | {"tags": tuple(destination["tags"])})
+    return source, _destination_of(payload["destination"])
+
+
+def _destination_of(described: Mapping[str, Any]) -> Destination:
+    return Destination(**dict(described) | {"tags": tuple(described["tags"])})
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:

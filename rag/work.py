@@ -28,6 +28,7 @@ from procrastinate.worker import Worker
 from rag import errors
 from rag.active_model import Model, close_models, find_active, open_models
 from rag.database import Database
+from rag.generate import Generator, open_generator
 from rag.jobs import KEY_VALID_FOR, depth, reason_of
 from rag.principal import Principal
 from rag.settings import Settings
@@ -69,12 +70,21 @@ _PASSING = (
     # Two models are changing places, or this worker has not been told of the one that is searched now.
     errors.ModelChanging,
     errors.ModelNotActive,
+    # A model server that restarts, is busy, or broke off; also a summary without a word.
+    errors.LLMError,
+)
+# What the next attempt would only meet again.
+_LASTING = (
+    errors.InsufficientQuota,
+    errors.ModelNotAllowedError,
+    errors.ModelUnavailableError,
+    errors.ContextOverflowError,
 )
 
 
 def passes(error: BaseException) -> bool:
     """Whether the same job may succeed when it is tried again."""
-    return isinstance(error, _PASSING) and not isinstance(error, errors.InsufficientQuota)
+    return isinstance(error, _PASSING) and not isinstance(error, _LASTING)
 
 
 class _AgainError(Exception):
@@ -100,6 +110,7 @@ class Bench:
     database: Database
     models: Sequence[Model]
     model: Model
+    generator: Generator
     worker_id: int | None = None
     """As which it was last known to the queue."""
 
@@ -340,6 +351,7 @@ async def _take(bench: Bench, job_id: UUID, queue_id: int) -> tuple[Task, str, i
         body=row["body"],
         database=bench.database,
         embedder=bench.model.embedder,
+        generator=bench.generator,
         settings=bench.settings,
     )
     return task, row["kind"], row["attempts"]
@@ -371,12 +383,14 @@ async def _give_back(
 async def opened(settings: Settings, database: Database) -> AsyncIterator[Bench]:
     """What a worker works with, on a database that is not open yet; refuses a barrier that would not hold."""
     models = open_models(settings)
+    generator = open_generator(settings)
     try:
         async with database:
             for warning in await database.check_barrier(
                 dimensions=settings.embedding_widths, strict=settings.rag_strict
             ):
                 log.warning("startup_check", finding=warning)
-            yield Bench(settings=settings, database=database, models=models, model=models[0])
+            yield Bench(settings=settings, database=database, models=models, model=models[0], generator=generator)
     finally:
+        await generator.close()
         await close_models(models)

@@ -57,6 +57,13 @@ drop function class_sizes(bigint);
 drop function class_indexes();
 
 drop function cancel_jobs(uuid[]);
+drop function add_summary(uuid, bigint, uuid, text, text, uuid[], text);
+drop function claimed_messages(uuid);
+drop function my_summaries(text, text, integer);
+drop function my_messages(text, text, bigint, integer);
+drop function claim_messages(bigint, text, uuid, bigint);
+drop function post_message(bigint, text, text, text, integer, bytea, bytea);
+drop function thread_lock(text, bigint, text, text);
 drop function resubmit_jobs(uuid[]);
 drop function list_jobs(text, text, integer);
 drop function release_claim(bytea, uuid);
@@ -90,6 +97,7 @@ drop function embeds_with(text, text);
 drop function explain_access(uuid, text, bigint, text, text[]);
 drop function expire_batch(text, interval, integer);
 drop function count_expired(text, interval);
+drop function expired_messages(interval, bigint);
 drop function expired_assertions(interval, bigint);
 drop function expired_questions(interval, bigint);
 drop function expire_logs(interval, text);
@@ -159,6 +167,8 @@ drop type jobs.procrastinate_job_event_type;
 drop type jobs.procrastinate_job_status;
 
 -- With the tables go their policies, and with these the last uses of the functions of identity.
+drop table rag_conversation_summaries;
+drop table rag_conversation_messages;
 drop table rag_claims;
 drop table rag_jobs;
 drop table rag_usage;

@@ -889,6 +889,99 @@ comment on column rag_claims.source_digest is 'SHA-256 of owner, source type and
 comment on column rag_claims.token is 'Whose claim it is';
 comment on column rag_claims.expires_at is 'When it ends by itself, unless it is renewed';
 
+create table rag_conversation_messages (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    access_id bigint not null,
+    user_id bigint not null,
+    project_id text,
+    thread_id text not null,
+    number bigint not null,
+    role text not null,
+    content text not null,
+    tokens integer not null,
+    -- Kept, so that a thread can be measured without reading it.
+    characters integer not null generated always as (length(content)) stored,
+    request_key bytea,
+    request_digest bytea,
+    summary_id uuid,
+    summarised_at timestamptz,
+    created_at timestamptz not null default now(),
+    constraint rag_conversation_messages_pkey primary key (tenant_id, access_id, id),
+    constraint rag_conversation_messages_place unique (tenant_id, access_id, thread_id, number),
+    constraint rag_conversation_messages_request unique (tenant_id, access_id, request_key),
+    constraint rag_conversation_messages_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete restrict,
+    constraint rag_conversation_messages_owner check (user_id > 0),
+    constraint rag_conversation_messages_thread check (length(thread_id) between 1 and 128),
+    constraint rag_conversation_messages_number check (number > 0),
+    constraint rag_conversation_messages_role check (role in ('user', 'assistant')),
+    constraint rag_conversation_messages_content check (length(content) between 1 and 32768),
+    constraint rag_conversation_messages_tokens check (tokens between 0 and 131072),
+    constraint rag_conversation_messages_summary check (summarised_at is null or summary_id is not null)
+);
+
+-- What a post measures, and what a summary is made of: nothing of what has been summarised.
+create index rag_conversation_messages_open on rag_conversation_messages (tenant_id, access_id, thread_id)
+where summarised_at is null;
+-- Where retention finds what is too old.
+create index rag_conversation_messages_time on rag_conversation_messages (tenant_id, created_at);
+
+comment on table rag_conversation_messages is 'Messages of conversations, read by whoever posted them alone; never searched: what is searched is a summary';
+comment on column rag_conversation_messages.tenant_id is 'The tenant';
+comment on column rag_conversation_messages.id is 'Random identifier';
+comment on column rag_conversation_messages.access_id is 'The access class to which a summary of it goes: of a user, or of a project of theirs';
+comment on column rag_conversation_messages.user_id is 'Who posted it: the owner of the class';
+comment on column rag_conversation_messages.project_id is 'Project of the class; null for a conversation of the user alone';
+comment on column rag_conversation_messages.thread_id is 'The conversation, as the caller calls it; its own for each user and project';
+comment on column rag_conversation_messages.number is 'Its place in the thread, from 1';
+comment on column rag_conversation_messages.role is 'user or assistant';
+comment on column rag_conversation_messages.content is 'What was said; at most 32,768 characters';
+comment on column rag_conversation_messages.tokens is 'Tokens of content, as the service counted them';
+comment on column rag_conversation_messages.characters is 'Characters of content';
+comment on column rag_conversation_messages.request_key is 'SHA-256 of the caller''s idempotency key; null without one';
+comment on column rag_conversation_messages.request_digest is 'SHA-256 of what was posted with that key';
+comment on column rag_conversation_messages.summary_id is 'The summary that it was given to: the id of the job that writes it; null while the thread is below the threshold';
+comment on column rag_conversation_messages.summarised_at is 'When that summary was stored; null until then';
+comment on column rag_conversation_messages.created_at is 'When it was posted; what its expiry counts from';
+
+create table rag_conversation_summaries (
+    tenant_id text not null,
+    id uuid not null,
+    access_id bigint not null,
+    document_id uuid not null,
+    user_id bigint not null,
+    project_id text,
+    thread_id text not null,
+    summary_text text not null,
+    message_ids uuid[] not null,
+    model text not null,
+    created_at timestamptz not null default now(),
+    constraint rag_conversation_summaries_pkey primary key (tenant_id, access_id, id),
+    constraint rag_conversation_summaries_thread check (length(thread_id) between 1 and 128),
+    constraint rag_conversation_summaries_owner check (user_id > 0),
+    constraint rag_conversation_summaries_messages check (cardinality(message_ids) > 0),
+    -- Whatever removes the document, an invalidation, an erasure, its owner, removes the text here as well.
+    constraint rag_conversation_summaries_document foreign key (tenant_id, access_id, document_id)
+        references rag_documents (tenant_id, access_id, id) on delete cascade
+);
+
+create index rag_conversation_summaries_thread on rag_conversation_summaries (tenant_id, access_id, thread_id, created_at);
+create index rag_conversation_summaries_of on rag_conversation_summaries (tenant_id, access_id, document_id);
+
+comment on table rag_conversation_summaries is 'Summaries of conversations: each is a document of its scope, which is what is searched; goes with that document';
+comment on column rag_conversation_summaries.tenant_id is 'The tenant';
+comment on column rag_conversation_summaries.id is 'The job that wrote it: a message is of one summary at most';
+comment on column rag_conversation_summaries.access_id is 'The access class of its document and of its messages';
+comment on column rag_conversation_summaries.document_id is 'The document that it is indexed as';
+comment on column rag_conversation_summaries.user_id is 'Whose conversation it was';
+comment on column rag_conversation_summaries.project_id is 'Project of the class; null for a conversation of the user alone';
+comment on column rag_conversation_summaries.thread_id is 'The conversation, as its caller calls it';
+comment on column rag_conversation_summaries.summary_text is 'The summary as the model wrote it';
+comment on column rag_conversation_summaries.message_ids is 'The messages that it sums up, in their order; they may have expired since';
+comment on column rag_conversation_summaries.model is 'The model that wrote it';
+comment on column rag_conversation_summaries.created_at is 'When it was stored';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -933,7 +1026,14 @@ begin
                 'tenant_id', 'project_id', 'tags', 'reason', 'detail', 'lock', 'source_id', 'payload', 'body', 'result',
                 'request_key', 'request_digest'
             ]),
-            ('rag_claims', array['tenant_id', 'source_digest'])
+            ('rag_claims', array['tenant_id', 'source_digest']),
+            ('rag_conversation_messages', array[
+                'tenant_id', 'project_id', 'thread_id', 'number', 'content', 'tokens', 'characters', 'request_key',
+                'request_digest'
+            ]),
+            ('rag_conversation_summaries', array[
+                'tenant_id', 'project_id', 'thread_id', 'summary_text', 'message_ids', 'model'
+            ])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop
@@ -2119,7 +2219,7 @@ begin
         'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
         'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions',
         'rag_limits', 'rag_rate_buckets', 'rag_usage', 'rag_models', 'rag_jobs', 'rag_claims',
-        'rag_synchronisations'
+        'rag_synchronisations', 'rag_conversation_messages', 'rag_conversation_summaries'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -2204,6 +2304,8 @@ begin
             ('rag_prompts', 'rag_principal', array['select']),
             ('rag_jobs', 'rag_principal', array['select', 'insert', 'update']),
             ('rag_claims', 'rag_principal', array['select', 'insert', 'update', 'delete']),
+            ('rag_conversation_messages', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_conversation_summaries', 'rag_principal', array['select', 'insert']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
             ('rag_assertions', 'rag_app, rag_publisher', array['insert']),
             ('rag_retractions', 'rag_app, rag_publisher', array['insert'])
@@ -2463,6 +2565,34 @@ begin
 end
 $$;
 
+-- Conversations: each principal's own, in the classes that it reaches. A project may be shared; what somebody said in it
+-- is not, and a summary is read here by whom it is of, and as a document by everybody who reads the project.
+create policy read_messages on rag_conversation_messages
+for select to rag_principal
+using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+comment on policy read_messages on rag_conversation_messages is 'What the principal posted itself, in classes that it may read';
+
+create policy post_messages on rag_conversation_messages
+for insert to rag_principal
+with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy post_messages on rag_conversation_messages is 'The principal''s own messages, in classes that it may write';
+
+create policy mark_messages on rag_conversation_messages
+for update to rag_principal
+using (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]))
+with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy mark_messages on rag_conversation_messages is 'Which summary a message of the principal''s is of; nothing else of it is granted';
+
+create policy read_summaries on rag_conversation_summaries
+for select to rag_principal
+using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+comment on policy read_summaries on rag_conversation_summaries is 'Summaries of the principal''s own conversations, in classes that it may read';
+
+create policy add_summaries on rag_conversation_summaries
+for insert to rag_principal
+with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy add_summaries on rag_conversation_summaries is 'Summaries of the principal''s own conversations, in classes that it may write';
+
 -- Operators, in every tenant: keys, analysts, calibrations, owners of tags, prompts and the record of what was
 -- done; never a document.
 do $$
@@ -2531,7 +2661,9 @@ begin
             ('rag_assertions', array['select', 'delete']),
             ('rag_retractions', array['select', 'delete']),
             ('rag_jobs', array['select', 'delete']),
-            ('rag_claims', array['select', 'delete'])
+            ('rag_claims', array['select', 'delete']),
+            ('rag_conversation_messages', array['select', 'delete']),
+            ('rag_conversation_summaries', array['select'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
     loop
@@ -4303,6 +4435,271 @@ end
 $$;
 
 comment on function cancel_jobs(uuid[]) is 'Cancels jobs that have not succeeded; what was sent with them is removed, and one that is being done stores nothing any more; how many';
+-- Conversations: what a principal and an assistant said to each other, under row security and read by the principal
+-- alone. Messages are never searched. Once enough of them are unsummarised they are claimed for a job, whose id becomes
+-- that of their summary; a summary is a document like any other.
+
+create function thread_lock(tenant_id text, user_id bigint, project_id text, thread_id text)
+returns bigint
+language sql
+immutable
+parallel safe
+begin atomic
+    select hashtextextended(
+        'palisade thread ' || array_to_json(array[tenant_id, cast(user_id as text), project_id, thread_id])::text, 0
+    );
+end;
+
+comment on function thread_lock(text, bigint, text, text) is 'Number of the advisory lock of a thread: whoever posts to it holds it until the transaction ends';
+
+create function post_message(
+    access_id bigint, thread_id text, role text, content text, tokens integer, request_key bytea, request_digest bytea
+)
+returns table (
+    id uuid, number bigint, created_at timestamptz, summary_id uuid, repeated_digest bytea, open_tokens bigint,
+    open_characters bigint
+)
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    class record;
+    last record;
+    posted record;
+begin
+    -- A conversation is of somebody: not of a project of another owner, and not public.
+    select mine.* into class
+    from my_classes() as mine
+    where mine.access_id = post_message.access_id
+        and mine.may_write
+        and mine.user_id = (select my_user_id());
+    if not found then
+        raise exception 'no class of the principal''s own' using errcode = 'insufficient_privilege';
+    end if;
+    -- One after the other within a thread: a place is given once, and a volume is measured by whoever makes it grow.
+    perform pg_advisory_xact_lock(
+        thread_lock(class.tenant_id, class.user_id, class.project_id, post_message.thread_id)
+    );
+    select message.* into posted
+    from rag_conversation_messages as message
+    where message.tenant_id = class.tenant_id
+        and message.access_id = class.access_id
+        and message.request_key = post_message.request_key;
+    if found then
+        return query
+        select posted.id, posted.number, posted.created_at, posted.summary_id, posted.request_digest,
+            cast(0 as bigint), cast(0 as bigint);
+        return;
+    end if;
+    select message.number into last
+    from rag_conversation_messages as message
+    where message.tenant_id = class.tenant_id
+        and message.access_id = any((select my_access_ids())::bigint[])
+        and message.project_id is not distinct from class.project_id
+        and message.thread_id = post_message.thread_id
+    order by message.number desc
+    limit 1;
+    insert into rag_conversation_messages as message (
+        tenant_id, access_id, user_id, project_id, thread_id, number, role, content, tokens, request_key,
+        request_digest, created_at
+    )
+    values (
+        class.tenant_id, class.access_id, class.user_id, class.project_id, post_message.thread_id,
+        coalesce(last.number, 0) + 1, post_message.role, post_message.content, post_message.tokens,
+        post_message.request_key, post_message.request_digest, clock_timestamp()
+    )
+    returning message.* into posted;
+    return query
+    select
+        posted.id, posted.number, posted.created_at, posted.summary_id, cast(null as bytea),
+        coalesce(sum(message.tokens), 0), coalesce(sum(message.characters), 0)
+    from rag_conversation_messages as message
+    where message.tenant_id = class.tenant_id
+        and message.access_id = class.access_id
+        and message.thread_id = post_message.thread_id
+        and message.summarised_at is null
+        and (message.summary_id is null or not exists (
+            select
+            from rag_jobs as job
+            where job.tenant_id = class.tenant_id and job.id = message.summary_id
+        ));
+end
+$$;
+
+comment on function post_message(bigint, text, text, text, integer, bytea, bytea) is 'Adds a message at the end of a thread of the principal''s own, and says how much of the thread no summary has and no job is to make; with a key that was used before it adds nothing and says what was posted with it. Raises 42501 for a class that is not the principal''s, 23505 when the key was used in another thread meanwhile';
+
+create function claim_messages(access_id bigint, thread_id text, summary_id uuid, most_characters bigint)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    claimed bigint;
+begin
+    -- Under the lock that post_message() took. What a job had that is known no more may be had again.
+    with waiting as (
+        select message.id, sum(message.characters) over (order by message.number) - message.characters as before
+        from rag_conversation_messages as message
+        where message.tenant_id = (select my_tenant_id())
+            and message.access_id = claim_messages.access_id
+            and message.thread_id = claim_messages.thread_id
+            and message.summarised_at is null
+            and (message.summary_id is null or not exists (
+                select
+                from rag_jobs as job
+                where job.tenant_id = (select my_tenant_id()) and job.id = message.summary_id
+            ))
+    )
+
+    update rag_conversation_messages as message
+    set summary_id = claim_messages.summary_id
+    from waiting
+    where message.tenant_id = (select my_tenant_id())
+        and message.access_id = claim_messages.access_id
+        and message.id = waiting.id
+        and waiting.before < claim_messages.most_characters;
+    get diagnostics claimed = row_count;
+    return claimed;
+end
+$$;
+
+comment on function claim_messages(bigint, text, uuid, bigint) is 'Gives the oldest messages of a thread that no summary has, and no job that is known, to a job: until there are so many characters; how many messages';
+
+create function my_messages(project_id text, thread_id text, after bigint, at_most integer)
+returns table (
+    id uuid, number bigint, role text, content text, tokens integer, characters integer, summarised_at timestamptz,
+    created_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        message.id, message.number, message.role, message.content, message.tokens, message.characters,
+        message.summarised_at, message.created_at
+    from rag_conversation_messages as message
+    where message.tenant_id = (select my_tenant_id())
+        and message.access_id = any((select my_access_ids())::bigint[])
+        and message.project_id is not distinct from my_messages.project_id
+        and message.thread_id = my_messages.thread_id
+        and message.number > my_messages.after
+    order by message.number
+    -- What went in with other tags may have the same place, and a page begins after one.
+    fetch first my_messages.at_most rows with ties;
+end
+$$;
+
+comment on function my_messages(text, text, bigint, integer) is 'Messages of a thread of the principal''s own behind a place in it, in their order; project_id null: of the user alone';
+
+create function my_summaries(project_id text, thread_id text, at_most integer)
+returns table (
+    id uuid, document_id uuid, summary_text text, message_ids uuid[], model text, created_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        summary.id, summary.document_id, summary.summary_text, summary.message_ids, summary.model, summary.created_at
+    from rag_conversation_summaries as summary
+    where summary.tenant_id = (select my_tenant_id())
+        and summary.access_id = any((select my_access_ids())::bigint[])
+        and summary.project_id is not distinct from my_summaries.project_id
+        and summary.thread_id = my_summaries.thread_id
+    order by summary.created_at desc, summary.id
+    limit my_summaries.at_most;
+end
+$$;
+
+comment on function my_summaries(text, text, integer) is 'Summaries of a thread of the principal''s own, latest first';
+
+create function claimed_messages(summary_id uuid)
+returns table (id uuid, access_id bigint, thread_id text, role text, content text, created_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select message.id, message.access_id, message.thread_id, message.role, message.content, message.created_at
+    from rag_conversation_messages as message
+    where message.tenant_id = (select my_tenant_id())
+        and message.access_id = any((select my_writable_access_ids())::bigint[])
+        and message.summary_id = claimed_messages.summary_id
+        and message.summarised_at is null
+    order by message.number, message.id;
+end
+$$;
+
+comment on function claimed_messages(uuid) is 'The principal''s own messages that a job is to sum up, in their order';
+
+create function add_summary(
+    id uuid, access_id bigint, document_id uuid, thread_id text, summary_text text, message_ids uuid[], model text
+)
+returns bigint
+language plpgsql
+volatile
+security definer
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    class record;
+    marked uuid[];
+begin
+    select mine.* into class
+    from my_classes() as mine
+    where mine.access_id = add_summary.access_id
+        and mine.may_write
+        and mine.user_id = (select my_user_id());
+    if not found then
+        raise exception 'no class of the principal''s own' using errcode = 'insufficient_privilege';
+    end if;
+    -- Some may have expired since they were read: the summary knows of them, and nobody else.
+    with done as (
+        update rag_conversation_messages as message
+        set summarised_at = now()
+        where message.tenant_id = class.tenant_id
+            and message.access_id = class.access_id
+            and message.thread_id = add_summary.thread_id
+            and message.id = any(add_summary.message_ids)
+            and message.summary_id = add_summary.id
+            and message.summarised_at is null
+        returning message.id
+    )
+
+    select coalesce(array_agg(done.id), '{}') into marked from done;
+    if marked = '{}' then
+        return 0;
+    end if;
+    insert into rag_conversation_summaries (
+        tenant_id, id, access_id, document_id, user_id, project_id, thread_id, summary_text, message_ids, model
+    )
+    values (
+        class.tenant_id, add_summary.id, class.access_id, add_summary.document_id, class.user_id, class.project_id,
+        add_summary.thread_id, add_summary.summary_text, add_summary.message_ids, add_summary.model
+    );
+    return cardinality(marked);
+end
+$$;
+
+comment on function add_summary(uuid, bigint, uuid, text, text, uuid[], text) is 'Keeps a summary of messages of the principal''s own beside its document, and marks them as summarised, in one transaction with both; how many messages. 0, and no summary, when none of them is left that was given to it';
 -- Text to lexemes, of chunks and of questions, in any language.
 --
 -- The parser of full text cuts words where letters end, and asks the database's locale what a letter is.
@@ -6495,6 +6892,16 @@ begin
         );
     end if;
 
+    -- They go with their documents.
+    select count(*) into removed
+    from unnest(document_classes, document_ids) as erased (access_id, id)
+    join rag_conversation_summaries as summary
+        on summary.tenant_id = forget.tenant_id
+        and summary.access_id = erased.access_id
+        and summary.document_id = erased.id;
+    return query select 'rag_conversation_summaries', removed;
+    total := total + removed;
+
     select count(*) into removed
     from unnest(document_classes, document_ids) as erased (access_id, id)
     join rag_chunks as chunk
@@ -6652,6 +7059,12 @@ begin
     where run.tenant_id = forget.tenant_id and run.access_id = any(class_ids);
     get diagnostics removed = row_count;
     return query select 'rag_synchronisations', removed;
+    total := total + removed;
+
+    delete from rag_conversation_messages as message
+    where message.tenant_id = forget.tenant_id and message.access_id = any(class_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_conversation_messages', removed;
     total := total + removed;
 
     delete from rag_access_classes as class
@@ -6851,6 +7264,23 @@ begin
     where run.tenant_id = count_traces.tenant_id
         and (kind = 'tenant' or run.access_id in (select its.access_id from its_classes as its))
     union all
+    select 'rag_conversation_messages', count(*)
+    from rag_conversation_messages as message
+    where message.tenant_id = count_traces.tenant_id
+        and kind <> 'source'
+        and (count_traces.user_id is null or message.user_id = count_traces.user_id)
+        and (count_traces.project_id is null or message.project_id = count_traces.project_id)
+    union all
+    select 'rag_conversation_summaries', count(*)
+    from rag_conversation_summaries as summary
+    where summary.tenant_id = count_traces.tenant_id
+        and (count_traces.user_id is null or summary.user_id = count_traces.user_id)
+        and (count_traces.project_id is null or summary.project_id = count_traces.project_id)
+        and (
+            kind <> 'source'
+            or (summary.access_id, summary.document_id) in (select its.access_id, its.id from its_documents as its)
+        )
+    union all
     select 'rag_access_classes', count(*)
     from its_classes
     union all
@@ -6995,6 +7425,45 @@ $$;
 
 comment on function expired_assertions(interval, bigint) is 'Assertions of service keys that are older, of all tenants, at most so many; null for all';
 
+create function expired_messages(older_than interval, at_most bigint)
+returns table (tenant_id text, access_id bigint, id uuid)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive tenant as (
+        (select message.tenant_id from rag_conversation_messages as message order by message.tenant_id limit 1)
+        union all
+        select (
+            select message.tenant_id
+            from rag_conversation_messages as message
+            where message.tenant_id > tenant.tenant_id
+            order by message.tenant_id
+            limit 1
+        )
+        from tenant
+        where tenant.tenant_id is not null
+    )
+
+    select found.tenant_id, found.access_id, found.id
+    from tenant
+    cross join lateral (
+        select message.tenant_id, message.access_id, message.id
+        from rag_conversation_messages as message
+        where message.tenant_id = tenant.tenant_id
+            and message.created_at < now() - expired_messages.older_than
+        order by message.created_at
+        limit expired_messages.at_most
+    ) as found
+    limit expired_messages.at_most;
+end
+$$;
+
+comment on function expired_messages(interval, bigint) is 'Messages of conversations that are older, of all tenants, at most so many; null for all';
+
 create function count_expired(kind text, older_than interval)
 returns bigint
 language plpgsql
@@ -7011,13 +7480,15 @@ begin
             return (select count(*) from expired_questions(count_expired.older_than, null));
         when 'assertions' then
             return (select count(*) from expired_assertions(count_expired.older_than, null));
+        when 'messages' then
+            return (select count(*) from expired_messages(count_expired.older_than, null));
         else
-            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+            raise exception 'kind is questions, assertions or messages' using errcode = 'invalid_parameter_value';
     end case;
 end
 $$;
 
-comment on function count_expired(text, interval) is 'How many questions, or assertions of service keys, are older, in all tenants';
+comment on function count_expired(text, interval) is 'How many questions, assertions of service keys, or messages of conversations are older, in all tenants';
 
 create function expire_batch(kind text, older_than interval, at_most integer)
 returns bigint
@@ -7046,15 +7517,19 @@ begin
             delete from rag_assertions as assertion
             using expired_assertions(expire_batch.older_than, expire_batch.at_most) as old
             where assertion.tenant_id = old.tenant_id and assertion.id = old.id;
+        when 'messages' then
+            delete from rag_conversation_messages as message
+            using expired_messages(expire_batch.older_than, expire_batch.at_most) as old
+            where message.tenant_id = old.tenant_id and message.access_id = old.access_id and message.id = old.id;
         else
-            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+            raise exception 'kind is questions, assertions or messages' using errcode = 'invalid_parameter_value';
     end case;
     get diagnostics removed = row_count;
     return removed;
 end
 $$;
 
-comment on function expire_batch(text, interval, integer) is 'Removes at most so many of the questions, with what they got back and what was made of it, or of the assertions of service keys, that are older, in all tenants; returns how many';
+comment on function expire_batch(text, interval, integer) is 'Removes at most so many of the questions, with what they got back and what was made of it, of the assertions of service keys, or of the messages of conversations, that are older, in all tenants; returns how many';
 
 create function embeds_with(tenant_id text, embedding_model text)
 returns boolean
@@ -8288,6 +8763,16 @@ grant update (
 ) on rag_jobs to rag_principal;
 grant select, insert, delete on rag_claims to rag_principal;
 grant update (token, expires_at) on rag_claims to rag_principal;
+grant select on rag_conversation_messages, rag_conversation_summaries to rag_principal;
+-- Its id and time, and whether it is summarised, are not a caller's to say.
+grant insert (
+    tenant_id, access_id, user_id, project_id, thread_id, number, role, content, tokens, request_key, request_digest,
+    created_at
+) on rag_conversation_messages to rag_principal;
+grant update (summary_id, summarised_at) on rag_conversation_messages to rag_principal;
+grant insert (
+    tenant_id, id, access_id, document_id, user_id, project_id, thread_id, summary_text, message_ids, model
+) on rag_conversation_summaries to rag_principal;
 
 -- The owner of the workers' functions, and of the queue's: nothing of documents.
 grant select, delete on rag_jobs to rag_queue;
@@ -8323,6 +8808,9 @@ grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_ass
 grant select (tenant_id, user_id, project_id), delete on rag_retractions to rag_steward;
 grant select (tenant_id, user_id, project_id, source_type, source_id, queue_id), delete on rag_jobs to rag_steward;
 grant select (tenant_id), delete on rag_claims to rag_steward;
+grant select (tenant_id, access_id, id, user_id, project_id, created_at), delete on rag_conversation_messages
+to rag_steward;
+grant select (tenant_id, access_id, document_id, user_id, project_id) on rag_conversation_summaries to rag_steward;
 grant select (tenant_id), delete on rag_limits, rag_rate_buckets to rag_steward;
 grant select, insert, delete on rag_usage to rag_steward;
 grant update (documents, bytes) on rag_usage to rag_steward;
@@ -8437,6 +8925,16 @@ begin
             ('list_jobs(text, text, integer)', array['rag_operator'], 'rag_queue'),
             ('resubmit_jobs(uuid[])', array['rag_operator'], 'rag_queue'),
             ('cancel_jobs(uuid[])', array['rag_operator'], 'rag_queue'),
+            -- conversations
+            ('thread_lock(text, bigint, text, text)', array['rag_principal'], null),
+            (
+                'post_message(bigint, text, text, text, integer, bytea, bytea)', service, 'rag_principal'
+            ),
+            ('claim_messages(bigint, text, uuid, bigint)', service, 'rag_principal'),
+            ('my_messages(text, text, bigint, integer)', service, 'rag_principal'),
+            ('my_summaries(text, text, integer)', service, 'rag_principal'),
+            ('claimed_messages(uuid)', array['rag_worker'], 'rag_principal'),
+            ('add_summary(uuid, bigint, uuid, text, text, uuid[], text)', array['rag_worker'], 'rag_principal'),
             -- reading
             ('source_digest(text, text)', array['rag_principal'], null),
             ('provenance_digest(text)', array['rag_principal'], null),
@@ -8534,6 +9032,7 @@ begin
             ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
             ('expired_questions(interval, bigint)', array['rag_steward'], null),
             ('expired_assertions(interval, bigint)', array['rag_steward'], null),
+            ('expired_messages(interval, bigint)', array['rag_steward'], null),
             ('count_expired(text, interval)', array['rag_operator'], 'rag_steward'),
             ('expire_batch(text, interval, integer)', array['rag_operator'], 'rag_steward'),
             ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward'),

@@ -1,3 +1,3 @@
--- How many questions or assertions are older, in all tenants; as rag_operator.
--- kind: text, questions or assertions; older_than: interval
+-- How many questions, assertions or messages are older, in all tenants; as rag_operator.
+-- kind: text, questions, assertions or messages; older_than: interval
 select rag.count_expired(kind => %(kind)s, older_than => %(older_than)s) as rows_left

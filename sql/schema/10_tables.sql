@@ -889,6 +889,99 @@ comment on column rag_claims.source_digest is 'SHA-256 of owner, source type and
 comment on column rag_claims.token is 'Whose claim it is';
 comment on column rag_claims.expires_at is 'When it ends by itself, unless it is renewed';
 
+create table rag_conversation_messages (
+    tenant_id text not null,
+    id uuid not null default gen_random_uuid(),
+    access_id bigint not null,
+    user_id bigint not null,
+    project_id text,
+    thread_id text not null,
+    number bigint not null,
+    role text not null,
+    content text not null,
+    tokens integer not null,
+    -- Kept, so that a thread can be measured without reading it.
+    characters integer not null generated always as (length(content)) stored,
+    request_key bytea,
+    request_digest bytea,
+    summary_id uuid,
+    summarised_at timestamptz,
+    created_at timestamptz not null default now(),
+    constraint rag_conversation_messages_pkey primary key (tenant_id, access_id, id),
+    constraint rag_conversation_messages_place unique (tenant_id, access_id, thread_id, number),
+    constraint rag_conversation_messages_request unique (tenant_id, access_id, request_key),
+    constraint rag_conversation_messages_class foreign key (tenant_id, access_id)
+        references rag_access_classes (tenant_id, access_id) on delete restrict,
+    constraint rag_conversation_messages_owner check (user_id > 0),
+    constraint rag_conversation_messages_thread check (length(thread_id) between 1 and 128),
+    constraint rag_conversation_messages_number check (number > 0),
+    constraint rag_conversation_messages_role check (role in ('user', 'assistant')),
+    constraint rag_conversation_messages_content check (length(content) between 1 and 32768),
+    constraint rag_conversation_messages_tokens check (tokens between 0 and 131072),
+    constraint rag_conversation_messages_summary check (summarised_at is null or summary_id is not null)
+);
+
+-- What a post measures, and what a summary is made of: nothing of what has been summarised.
+create index rag_conversation_messages_open on rag_conversation_messages (tenant_id, access_id, thread_id)
+where summarised_at is null;
+-- Where retention finds what is too old.
+create index rag_conversation_messages_time on rag_conversation_messages (tenant_id, created_at);
+
+comment on table rag_conversation_messages is 'Messages of conversations, read by whoever posted them alone; never searched: what is searched is a summary';
+comment on column rag_conversation_messages.tenant_id is 'The tenant';
+comment on column rag_conversation_messages.id is 'Random identifier';
+comment on column rag_conversation_messages.access_id is 'The access class to which a summary of it goes: of a user, or of a project of theirs';
+comment on column rag_conversation_messages.user_id is 'Who posted it: the owner of the class';
+comment on column rag_conversation_messages.project_id is 'Project of the class; null for a conversation of the user alone';
+comment on column rag_conversation_messages.thread_id is 'The conversation, as the caller calls it; its own for each user and project';
+comment on column rag_conversation_messages.number is 'Its place in the thread, from 1';
+comment on column rag_conversation_messages.role is 'user or assistant';
+comment on column rag_conversation_messages.content is 'What was said; at most 32,768 characters';
+comment on column rag_conversation_messages.tokens is 'Tokens of content, as the service counted them';
+comment on column rag_conversation_messages.characters is 'Characters of content';
+comment on column rag_conversation_messages.request_key is 'SHA-256 of the caller''s idempotency key; null without one';
+comment on column rag_conversation_messages.request_digest is 'SHA-256 of what was posted with that key';
+comment on column rag_conversation_messages.summary_id is 'The summary that it was given to: the id of the job that writes it; null while the thread is below the threshold';
+comment on column rag_conversation_messages.summarised_at is 'When that summary was stored; null until then';
+comment on column rag_conversation_messages.created_at is 'When it was posted; what its expiry counts from';
+
+create table rag_conversation_summaries (
+    tenant_id text not null,
+    id uuid not null,
+    access_id bigint not null,
+    document_id uuid not null,
+    user_id bigint not null,
+    project_id text,
+    thread_id text not null,
+    summary_text text not null,
+    message_ids uuid[] not null,
+    model text not null,
+    created_at timestamptz not null default now(),
+    constraint rag_conversation_summaries_pkey primary key (tenant_id, access_id, id),
+    constraint rag_conversation_summaries_thread check (length(thread_id) between 1 and 128),
+    constraint rag_conversation_summaries_owner check (user_id > 0),
+    constraint rag_conversation_summaries_messages check (cardinality(message_ids) > 0),
+    -- Whatever removes the document, an invalidation, an erasure, its owner, removes the text here as well.
+    constraint rag_conversation_summaries_document foreign key (tenant_id, access_id, document_id)
+        references rag_documents (tenant_id, access_id, id) on delete cascade
+);
+
+create index rag_conversation_summaries_thread on rag_conversation_summaries (tenant_id, access_id, thread_id, created_at);
+create index rag_conversation_summaries_of on rag_conversation_summaries (tenant_id, access_id, document_id);
+
+comment on table rag_conversation_summaries is 'Summaries of conversations: each is a document of its scope, which is what is searched; goes with that document';
+comment on column rag_conversation_summaries.tenant_id is 'The tenant';
+comment on column rag_conversation_summaries.id is 'The job that wrote it: a message is of one summary at most';
+comment on column rag_conversation_summaries.access_id is 'The access class of its document and of its messages';
+comment on column rag_conversation_summaries.document_id is 'The document that it is indexed as';
+comment on column rag_conversation_summaries.user_id is 'Whose conversation it was';
+comment on column rag_conversation_summaries.project_id is 'Project of the class; null for a conversation of the user alone';
+comment on column rag_conversation_summaries.thread_id is 'The conversation, as its caller calls it';
+comment on column rag_conversation_summaries.summary_text is 'The summary as the model wrote it';
+comment on column rag_conversation_summaries.message_ids is 'The messages that it sums up, in their order; they may have expired since';
+comment on column rag_conversation_summaries.model is 'The model that wrote it';
+comment on column rag_conversation_summaries.created_at is 'When it was stored';
+
 -- The planner's statistics hold common values of a column, of all tenants alike, and its estimates show
 -- them to whoever may EXPLAIN. Columns that say something and choose no plan have none.
 do $$
@@ -933,7 +1026,14 @@ begin
                 'tenant_id', 'project_id', 'tags', 'reason', 'detail', 'lock', 'source_id', 'payload', 'body', 'result',
                 'request_key', 'request_digest'
             ]),
-            ('rag_claims', array['tenant_id', 'source_digest'])
+            ('rag_claims', array['tenant_id', 'source_digest']),
+            ('rag_conversation_messages', array[
+                'tenant_id', 'project_id', 'thread_id', 'number', 'content', 'tokens', 'characters', 'request_key',
+                'request_digest'
+            ]),
+            ('rag_conversation_summaries', array[
+                'tenant_id', 'project_id', 'thread_id', 'summary_text', 'message_ids', 'model'
+            ])
         ) as listed (table_name, columns)
         cross join lateral unnest(listed.columns) as column_name
     loop

@@ -12,7 +12,7 @@ begin
         'rag_service_keys', 'rag_assertions', 'rag_class_indexes', 'rag_class_languages', 'rag_class_lexemes',
         'rag_calibrations', 'rag_feedback', 'rag_tags', 'rag_prompts', 'rag_retractions',
         'rag_limits', 'rag_rate_buckets', 'rag_usage', 'rag_models', 'rag_jobs', 'rag_claims',
-        'rag_synchronisations'
+        'rag_synchronisations', 'rag_conversation_messages', 'rag_conversation_summaries'
     ]
     loop
         execute format('alter table %I enable row level security', table_name);
@@ -97,6 +97,8 @@ begin
             ('rag_prompts', 'rag_principal', array['select']),
             ('rag_jobs', 'rag_principal', array['select', 'insert', 'update']),
             ('rag_claims', 'rag_principal', array['select', 'insert', 'update', 'delete']),
+            ('rag_conversation_messages', 'rag_principal', array['select', 'insert', 'update']),
+            ('rag_conversation_summaries', 'rag_principal', array['select', 'insert']),
             ('rag_query_log_chunks', 'rag_app, rag_publisher', array['insert']),
             ('rag_assertions', 'rag_app, rag_publisher', array['insert']),
             ('rag_retractions', 'rag_app, rag_publisher', array['insert'])
@@ -356,6 +358,34 @@ begin
 end
 $$;
 
+-- Conversations: each principal's own, in the classes that it reaches. A project may be shared; what somebody said in it
+-- is not, and a summary is read here by whom it is of, and as a document by everybody who reads the project.
+create policy read_messages on rag_conversation_messages
+for select to rag_principal
+using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+comment on policy read_messages on rag_conversation_messages is 'What the principal posted itself, in classes that it may read';
+
+create policy post_messages on rag_conversation_messages
+for insert to rag_principal
+with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy post_messages on rag_conversation_messages is 'The principal''s own messages, in classes that it may write';
+
+create policy mark_messages on rag_conversation_messages
+for update to rag_principal
+using (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]))
+with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy mark_messages on rag_conversation_messages is 'Which summary a message of the principal''s is of; nothing else of it is granted';
+
+create policy read_summaries on rag_conversation_summaries
+for select to rag_principal
+using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+comment on policy read_summaries on rag_conversation_summaries is 'Summaries of the principal''s own conversations, in classes that it may read';
+
+create policy add_summaries on rag_conversation_summaries
+for insert to rag_principal
+with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+comment on policy add_summaries on rag_conversation_summaries is 'Summaries of the principal''s own conversations, in classes that it may write';
+
 -- Operators, in every tenant: keys, analysts, calibrations, owners of tags, prompts and the record of what was
 -- done; never a document.
 do $$
@@ -424,7 +454,9 @@ begin
             ('rag_assertions', array['select', 'delete']),
             ('rag_retractions', array['select', 'delete']),
             ('rag_jobs', array['select', 'delete']),
-            ('rag_claims', array['select', 'delete'])
+            ('rag_claims', array['select', 'delete']),
+            ('rag_conversation_messages', array['select', 'delete']),
+            ('rag_conversation_summaries', array['select'])
         ) as granted (table_name, commands)
         cross join lateral unnest(granted.commands) as command
     loop

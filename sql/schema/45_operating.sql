@@ -169,6 +169,16 @@ begin
         );
     end if;
 
+    -- They go with their documents.
+    select count(*) into removed
+    from unnest(document_classes, document_ids) as erased (access_id, id)
+    join rag_conversation_summaries as summary
+        on summary.tenant_id = forget.tenant_id
+        and summary.access_id = erased.access_id
+        and summary.document_id = erased.id;
+    return query select 'rag_conversation_summaries', removed;
+    total := total + removed;
+
     select count(*) into removed
     from unnest(document_classes, document_ids) as erased (access_id, id)
     join rag_chunks as chunk
@@ -326,6 +336,12 @@ begin
     where run.tenant_id = forget.tenant_id and run.access_id = any(class_ids);
     get diagnostics removed = row_count;
     return query select 'rag_synchronisations', removed;
+    total := total + removed;
+
+    delete from rag_conversation_messages as message
+    where message.tenant_id = forget.tenant_id and message.access_id = any(class_ids);
+    get diagnostics removed = row_count;
+    return query select 'rag_conversation_messages', removed;
     total := total + removed;
 
     delete from rag_access_classes as class
@@ -525,6 +541,23 @@ begin
     where run.tenant_id = count_traces.tenant_id
         and (kind = 'tenant' or run.access_id in (select its.access_id from its_classes as its))
     union all
+    select 'rag_conversation_messages', count(*)
+    from rag_conversation_messages as message
+    where message.tenant_id = count_traces.tenant_id
+        and kind <> 'source'
+        and (count_traces.user_id is null or message.user_id = count_traces.user_id)
+        and (count_traces.project_id is null or message.project_id = count_traces.project_id)
+    union all
+    select 'rag_conversation_summaries', count(*)
+    from rag_conversation_summaries as summary
+    where summary.tenant_id = count_traces.tenant_id
+        and (count_traces.user_id is null or summary.user_id = count_traces.user_id)
+        and (count_traces.project_id is null or summary.project_id = count_traces.project_id)
+        and (
+            kind <> 'source'
+            or (summary.access_id, summary.document_id) in (select its.access_id, its.id from its_documents as its)
+        )
+    union all
     select 'rag_access_classes', count(*)
     from its_classes
     union all
@@ -669,6 +702,45 @@ $$;
 
 comment on function expired_assertions(interval, bigint) is 'Assertions of service keys that are older, of all tenants, at most so many; null for all';
 
+create function expired_messages(older_than interval, at_most bigint)
+returns table (tenant_id text, access_id bigint, id uuid)
+language plpgsql
+stable
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive tenant as (
+        (select message.tenant_id from rag_conversation_messages as message order by message.tenant_id limit 1)
+        union all
+        select (
+            select message.tenant_id
+            from rag_conversation_messages as message
+            where message.tenant_id > tenant.tenant_id
+            order by message.tenant_id
+            limit 1
+        )
+        from tenant
+        where tenant.tenant_id is not null
+    )
+
+    select found.tenant_id, found.access_id, found.id
+    from tenant
+    cross join lateral (
+        select message.tenant_id, message.access_id, message.id
+        from rag_conversation_messages as message
+        where message.tenant_id = tenant.tenant_id
+            and message.created_at < now() - expired_messages.older_than
+        order by message.created_at
+        limit expired_messages.at_most
+    ) as found
+    limit expired_messages.at_most;
+end
+$$;
+
+comment on function expired_messages(interval, bigint) is 'Messages of conversations that are older, of all tenants, at most so many; null for all';
+
 create function count_expired(kind text, older_than interval)
 returns bigint
 language plpgsql
@@ -685,13 +757,15 @@ begin
             return (select count(*) from expired_questions(count_expired.older_than, null));
         when 'assertions' then
             return (select count(*) from expired_assertions(count_expired.older_than, null));
+        when 'messages' then
+            return (select count(*) from expired_messages(count_expired.older_than, null));
         else
-            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+            raise exception 'kind is questions, assertions or messages' using errcode = 'invalid_parameter_value';
     end case;
 end
 $$;
 
-comment on function count_expired(text, interval) is 'How many questions, or assertions of service keys, are older, in all tenants';
+comment on function count_expired(text, interval) is 'How many questions, assertions of service keys, or messages of conversations are older, in all tenants';
 
 create function expire_batch(kind text, older_than interval, at_most integer)
 returns bigint
@@ -720,15 +794,19 @@ begin
             delete from rag_assertions as assertion
             using expired_assertions(expire_batch.older_than, expire_batch.at_most) as old
             where assertion.tenant_id = old.tenant_id and assertion.id = old.id;
+        when 'messages' then
+            delete from rag_conversation_messages as message
+            using expired_messages(expire_batch.older_than, expire_batch.at_most) as old
+            where message.tenant_id = old.tenant_id and message.access_id = old.access_id and message.id = old.id;
         else
-            raise exception 'kind is questions or assertions' using errcode = 'invalid_parameter_value';
+            raise exception 'kind is questions, assertions or messages' using errcode = 'invalid_parameter_value';
     end case;
     get diagnostics removed = row_count;
     return removed;
 end
 $$;
 
-comment on function expire_batch(text, interval, integer) is 'Removes at most so many of the questions, with what they got back and what was made of it, or of the assertions of service keys, that are older, in all tenants; returns how many';
+comment on function expire_batch(text, interval, integer) is 'Removes at most so many of the questions, with what they got back and what was made of it, of the assertions of service keys, or of the messages of conversations, that are older, in all tenants; returns how many';
 
 create function embeds_with(tenant_id text, embedding_model text)
 returns boolean

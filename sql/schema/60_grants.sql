@@ -41,6 +41,16 @@ grant update (
 ) on rag_jobs to rag_principal;
 grant select, insert, delete on rag_claims to rag_principal;
 grant update (token, expires_at) on rag_claims to rag_principal;
+grant select on rag_conversation_messages, rag_conversation_summaries to rag_principal;
+-- Its id and time, and whether it is summarised, are not a caller's to say.
+grant insert (
+    tenant_id, access_id, user_id, project_id, thread_id, number, role, content, tokens, request_key, request_digest,
+    created_at
+) on rag_conversation_messages to rag_principal;
+grant update (summary_id, summarised_at) on rag_conversation_messages to rag_principal;
+grant insert (
+    tenant_id, id, access_id, document_id, user_id, project_id, thread_id, summary_text, message_ids, model
+) on rag_conversation_summaries to rag_principal;
 
 -- The owner of the workers' functions, and of the queue's: nothing of documents.
 grant select, delete on rag_jobs to rag_queue;
@@ -76,6 +86,9 @@ grant select (tenant_id, id, user_id, project_id, created_at), delete on rag_ass
 grant select (tenant_id, user_id, project_id), delete on rag_retractions to rag_steward;
 grant select (tenant_id, user_id, project_id, source_type, source_id, queue_id), delete on rag_jobs to rag_steward;
 grant select (tenant_id), delete on rag_claims to rag_steward;
+grant select (tenant_id, access_id, id, user_id, project_id, created_at), delete on rag_conversation_messages
+to rag_steward;
+grant select (tenant_id, access_id, document_id, user_id, project_id) on rag_conversation_summaries to rag_steward;
 grant select (tenant_id), delete on rag_limits, rag_rate_buckets to rag_steward;
 grant select, insert, delete on rag_usage to rag_steward;
 grant update (documents, bytes) on rag_usage to rag_steward;
@@ -190,6 +203,16 @@ begin
             ('list_jobs(text, text, integer)', array['rag_operator'], 'rag_queue'),
             ('resubmit_jobs(uuid[])', array['rag_operator'], 'rag_queue'),
             ('cancel_jobs(uuid[])', array['rag_operator'], 'rag_queue'),
+            -- conversations
+            ('thread_lock(text, bigint, text, text)', array['rag_principal'], null),
+            (
+                'post_message(bigint, text, text, text, integer, bytea, bytea)', service, 'rag_principal'
+            ),
+            ('claim_messages(bigint, text, uuid, bigint)', service, 'rag_principal'),
+            ('my_messages(text, text, bigint, integer)', service, 'rag_principal'),
+            ('my_summaries(text, text, integer)', service, 'rag_principal'),
+            ('claimed_messages(uuid)', array['rag_worker'], 'rag_principal'),
+            ('add_summary(uuid, bigint, uuid, text, text, uuid[], text)', array['rag_worker'], 'rag_principal'),
             -- reading
             ('source_digest(text, text)', array['rag_principal'], null),
             ('provenance_digest(text)', array['rag_principal'], null),
@@ -287,6 +310,7 @@ begin
             ('expire_logs(interval, text)', array['rag_operator'], 'rag_steward'),
             ('expired_questions(interval, bigint)', array['rag_steward'], null),
             ('expired_assertions(interval, bigint)', array['rag_steward'], null),
+            ('expired_messages(interval, bigint)', array['rag_steward'], null),
             ('count_expired(text, interval)', array['rag_operator'], 'rag_steward'),
             ('expire_batch(text, interval, integer)', array['rag_operator'], 'rag_steward'),
             ('explain_access(uuid, text, bigint, text, text[])', array['rag_operator'], 'rag_steward'),

@@ -31,6 +31,7 @@ from rag.active_model import Model
 from rag.database import Database
 from rag.embed import Purpose, open_embedder
 from rag.errors import EmbeddingUnavailable, RAGServiceError
+from rag.generate import open_generator
 from rag.ingest import Source, ingest
 from rag.intake import Intake
 from rag.invalidate import Targets, invalidate
@@ -215,7 +216,13 @@ class Stage:
         async with Database(
             self.case.worker_url, signer=SIGNER, role="rag_worker", pool_size=1, pool_timeout_s=20
         ) as database:
-            bench = work.Bench(settings=self.settings, database=database, models=[model], model=model)
+            bench = work.Bench(
+                settings=self.settings,
+                database=database,
+                models=[model],
+                model=model,
+                generator=open_generator(self.settings),
+            )
             await work.work(bench, url=self.case.worker_url, concurrency=1, until_empty=True)
 
     async def take_back(self) -> Any:

@@ -73,7 +73,9 @@ def test_nothing_ends_unless_the_settings_say_so(rag: Rag, operated: Deployment)
     ran = rag("maintain", "--retention")
     assert (ran.code, ran.out) == (1, "")
     (error,) = ran.errors
-    assert error.startswith("nothing has an end: set RAG_LOG_RETENTION_DAYS, RAG_AUDIT_RETENTION_DAYS or both")
+    assert error.startswith(
+        "nothing has an end: set RAG_LOG_RETENTION_DAYS, RAG_AUDIT_RETENTION_DAYS or RAG_MESSAGE_RETENTION_DAYS"
+    )
     assert left(operated) == ALL
 
 
