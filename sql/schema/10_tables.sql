@@ -1028,8 +1028,8 @@ begin
             ]),
             ('rag_claims', array['tenant_id', 'source_digest']),
             ('rag_conversation_messages', array[
-                'tenant_id', 'project_id', 'thread_id', 'number', 'content', 'tokens', 'characters', 'request_key',
-                'request_digest'
+                'tenant_id', 'project_id', 'thread_id', 'number', 'role', 'content', 'tokens', 'characters',
+                'request_key', 'request_digest', 'summary_id', 'summarised_at'
             ]),
             ('rag_conversation_summaries', array[
                 'tenant_id', 'project_id', 'thread_id', 'summary_text', 'message_ids', 'model'

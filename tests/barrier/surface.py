@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.sql.world import CLASSES, document_id, job_id, log_row, log_statement, query_id
+from tests.sql.world import CLASSES, document_id, job_id, log_row, log_statement, query_id, said_id
 
 ROWS = (3, 1, 12)  # access classes, and documents
 # By the name of a parameter, with its function or without, in SQL; one for each of ROWS.
@@ -64,6 +64,12 @@ BY_NAME: Mapping[str, tuple[str, str, str]] = {
     "my_waiting_job.lock": ("'a lock'",) * 3,
     "my_request.request_key": ("sha256('a key')",) * 3,
     "source_digest": ("sha256('a source')",) * 3,
+    "thread_id": ("'the thread'",) * 3,
+    "role": ("'user'",) * 3,
+    "after": ("0",) * 3,
+    "summary_id": tuple(f"'{said_id(access_id)}'" for access_id in ROWS),  # type: ignore[dict-item]
+    "add_summary.id": tuple(f"'{said_id(access_id)}'" for access_id in ROWS),  # type: ignore[dict-item]
+    "message_ids": tuple(f"array['{said_id(access_id)}']::uuid[]" for access_id in ROWS),  # type: ignore[dict-item]
 }
 # They say nothing, and find no row rather than refuse; whoever calls them looks at the tables.
 WORDLESS = frozenset({"renew_claim", "release_claim"})

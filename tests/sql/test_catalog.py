@@ -19,6 +19,7 @@ from tests.sql.world import (
     proof,
     protected_tables,
     query_id,
+    said_id,
     signature,
     speaking,
 )
@@ -77,6 +78,8 @@ def test_there_are_these_tables(superuser: psycopg.Connection) -> None:
         "rag_class_indexes",
         "rag_class_languages",
         "rag_class_lexemes",
+        "rag_conversation_messages",
+        "rag_conversation_summaries",
         "rag_documents",
         "rag_erasures",
         "rag_feedback",
@@ -325,6 +328,13 @@ PRIVILEGES = {
         ("rag_claims", "SELECT"): "*",
         ("rag_claims", "INSERT"): "*",
         ("rag_claims", "UPDATE"): "token expires_at",
+        ("rag_conversation_messages", "SELECT"): "*",
+        ("rag_conversation_messages", "INSERT"): "tenant_id access_id user_id project_id thread_id number role content"
+        " tokens request_key request_digest created_at",
+        ("rag_conversation_messages", "UPDATE"): "summary_id summarised_at",
+        ("rag_conversation_summaries", "SELECT"): "*",
+        ("rag_conversation_summaries", "INSERT"): "tenant_id id access_id document_id user_id project_id thread_id"
+        " summary_text message_ids model",
         ("rag_claims", "DELETE"): "*",
         ("rag_project_members", "SELECT"): "*",
         ("rag_project_members", "INSERT"): "*",
@@ -395,6 +405,9 @@ PRIVILEGES = {
         ("rag_jobs", "DELETE"): "*",
         ("rag_claims", "SELECT"): "tenant_id",
         ("rag_claims", "DELETE"): "*",
+        ("rag_conversation_messages", "SELECT"): "tenant_id access_id id user_id project_id created_at",
+        ("rag_conversation_messages", "DELETE"): "*",
+        ("rag_conversation_summaries", "SELECT"): "tenant_id access_id document_id user_id project_id",
     },
 }
 
@@ -601,6 +614,8 @@ EXPLAIN = (
     "text,text,double precision)"
 )
 NOTE_SYNCHRONISATION = "note_synchronisation(bigint,text,text,integer,integer,integer,integer,integer)"
+POST_MESSAGE = "post_message(bigint,text,text,text,integer,bytea,bytea)"
+ADD_SUMMARY = "add_summary(uuid,bigint,uuid,text,text,uuid[],text)"
 DEFINERS = {
     "rag_search": [
         "access_class(text,bigint,text,text[])",
@@ -637,10 +652,13 @@ DEFINERS = {
     ],
     "rag_principal": [
         "active_model()",
+        ADD_SUMMARY,
         "bury_source(bigint,text,text,text)",
         "cancel_my_job(uuid)",
         "check_model(text)",
+        "claim_messages(bigint,text,uuid,bigint)",
         "claim_source(bigint,text,text,uuid,interval)",
+        "claimed_messages(uuid)",
         "close_sources(bigint[],text[],text[],uuid[],text)",
         "compare_models(halfvec,halfvec,integer)",
         "derived_documents(uuid[],text[],text[],boolean)",
@@ -657,6 +675,7 @@ DEFINERS = {
         "my_feedback()",
         "my_job(uuid)",
         "my_members()",
+        "my_messages(text,text,bigint,integer)",
         "my_min_similarity(text)",
         "my_origin(text)",
         "my_prompt()",
@@ -664,10 +683,12 @@ DEFINERS = {
         "my_query_chunks()",
         "my_request(bytea,interval)",
         "my_sources_among(text[])",
+        "my_summaries(text,text,integer)",
         "my_synchronisations()",
         "my_tag_owner(text)",
         "my_waiting_job(text,text)",
         NOTE_SYNCHRONISATION,
+        POST_MESSAGE,
         "record_request(text,text,text,jsonb,bytea,bytea)",
         "release_claim(bytea,uuid)",
         "renew_claim(bytea,uuid,interval)",
@@ -757,6 +778,7 @@ def test_functions_that_read_the_principal_are_never_immutable(superuser: psycop
         "tenant_lock(text)",
         "text_search_config(text)",
         "text_vector(text,text,boolean)",
+        "thread_lock(text,bigint,text,text)",
         "unspaced_letters()",
         "unspaced_unit()",
         "unspaced_vector(text,boolean)",
@@ -944,6 +966,45 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
         ),
         ["another", "source-1", "source-3", "source-6"],
     ),
+    POST_MESSAGE: (
+        "rag_app",
+        (
+            "select rag.post_message(3, 'a thread', 'user', 'palisade record three said', 4, null, null)",
+            "select array[open_tokens, number] from rag.post_message(3, 'a thread', 'user', 'x', 1, null, null)",
+        ),
+        [5, 2],
+    ),
+    "claim_messages(bigint,text,uuid,bigint)": (
+        "rag_app",
+        (f"select rag.claim_messages(3, 'the thread', '{JOB}', 1000)",),
+        1,
+    ),
+    "claimed_messages(uuid)": (
+        "rag_app",
+        (f"select array(select content from rag.claimed_messages('{said_id(6)}'))",),
+        ["palisade record six said"],
+    ),
+    "my_messages(text,text,bigint,integer)": (
+        "rag_app",
+        (
+            "select array(select content from rag.my_messages(null, 'the thread', 0, 10))"
+            " || array(select content from rag.my_messages('alpha', 'the thread', 0, 10))",
+        ),
+        ["palisade record three said", "palisade record six said"],
+    ),
+    "my_summaries(text,text,integer)": (
+        "rag_app",
+        ("select array(select document_id from rag.my_summaries('alpha', 'the thread', 10))",),
+        [document_id(6)],
+    ),
+    ADD_SUMMARY: (
+        "rag_app",
+        (
+            f"select rag.add_summary('{said_id(3)}', 3, '{document_id(3)}', 'the thread', 'a summary',"
+            f" '{{{said_id(3)}}}', 'a model')",
+        ),
+        1,
+    ),
     "my_prompt()": ("rag_app", ("select prompt from rag.my_prompt()",), "You speak for t1."),
     "my_tag_owner(text)": (
         "rag_app",
@@ -998,6 +1059,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "rag_calibrations": 1,
             "rag_chunks": 10,
             "rag_claims": 1,
+            "rag_conversation_messages": 8,
+            "rag_conversation_summaries": 8,
             "rag_documents": 10,
             "rag_feedback": 2,
             "rag_jobs": 1,
@@ -1041,6 +1104,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "rag_access_classes": 4,
             "rag_assertions": 1,
             "rag_chunks": 4,
+            "rag_conversation_messages": 4,
+            "rag_conversation_summaries": 4,
             "rag_documents": 4,
             "rag_feedback": 1,
             "rag_jobs": 1,
@@ -1437,7 +1502,7 @@ def test_foreign_keys_cascade_or_restrict(superuser: psycopg.Connection) -> None
         "select conname, confdeltype, confupdtype from pg_constraint"
         " where contype = 'f' and connamespace = 'rag'::regnamespace"
     ).fetchall()
-    assert len(found) == 9
+    assert len(found) == 11
     assert [name for name, delete, update in found if delete not in ("c", "r", "a") or update not in ("r", "a")] == []
 
 

@@ -981,6 +981,7 @@ SERVING = READING | {
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "bury_source", "my_members"),
     *("my_min_similarity", "give_feedback", "my_tag_owner", "my_prompt"),
     *("my_synchronisations", "note_synchronisation"),
+    *("post_message", "claim_messages", "my_messages", "my_summaries"),
     *("derived_documents", "retraction_of", "close_sources", "reopen_sources"),
     *("take_token", "take_token_as", "charge_quota", "my_limits"),
     *("active_model", "check_model", "compare_models"),
@@ -990,6 +991,7 @@ SERVING = READING | {
     *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
 WORKING = {
+    *("claimed_messages", "add_summary"),
     *("take_job", "return_job", "recover_jobs", "expire_jobs", "queue_depth", "settle_job", "holds_job"),
     *("claim_source", "renew_claim", "release_claim", "my_origin", "bury_source", "note_synchronisation"),
     *("charge_quota", "my_limits", "active_model", "check_model"),
@@ -1021,7 +1023,15 @@ FOR_SEARCH = {
 }
 FOR_PRINCIPAL = {
     *("my_principal", "my_tenant_id", "my_user_id", "i_am_analyst", "my_access_ids", "my_writable_access_ids"),
-    *("narrowed_access_ids", "my_classes", "tenant_lock", "source_digest", "erasure_digest", "keyword_candidates"),
+    *(
+        "narrowed_access_ids",
+        "my_classes",
+        "tenant_lock",
+        "thread_lock",
+        "source_digest",
+        "erasure_digest",
+        "keyword_candidates",
+    ),
     "provenance_digest",
     *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
     *("class_contents", "indexed_among", "nearest_indexed", "vector_share", "fuse_candidates"),
@@ -1043,7 +1053,15 @@ FOR_PRINCIPAL = {
         ("rag_principal", FOR_PRINCIPAL),
         (
             "rag_steward",
-            {"tenant_lock", "erasure_digest", "erasure_kind", "expired_questions", "expired_assertions", "drop_queued"},
+            {
+                "tenant_lock",
+                "erasure_digest",
+                "erasure_kind",
+                "expired_questions",
+                "expired_assertions",
+                "expired_messages",
+                "drop_queued",
+            },
         ),
         ("rag_embedder", {"class_indexes"}),
     ],

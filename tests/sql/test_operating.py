@@ -99,6 +99,19 @@ def build_neighbours(superuser: psycopg.Connection) -> None:
         )
         for number in SOURCES:
             add_document(superuser, access_id, access_id * 10 + number, *SOURCES[number])
+        if owner is not None:
+            superuser.execute(
+                "insert into rag_conversation_messages (tenant_id, id, access_id, user_id, project_id, thread_id,"
+                " number, role, content, tokens) values (%(tenant)s, %(id)s, %(access)s, %(owner)s, %(project)s,"
+                " 'a thread', 1, 'user', 'a text', 2)",
+                place | {"id": uuid_of(400 + access_id)},
+            )
+            superuser.execute(
+                "insert into rag_conversation_summaries (tenant_id, id, access_id, document_id, user_id, project_id,"
+                " thread_id, summary_text, message_ids, model) values (%(tenant)s, %(id)s, %(access)s, %(document)s,"
+                " %(owner)s, %(project)s, 'a thread', 'a text', array[%(id)s]::uuid[], 'a model')",
+                place | {"id": uuid_of(400 + access_id), "document": uuid_of(access_id * 10 + 1)},
+            )
     superuser.execute(
         "insert into rag_usage select tenant_id, 0, count(*), sum(body_bytes) from rag_documents group by tenant_id"
     )
@@ -262,6 +275,8 @@ NAMED_BY: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "rag_retractions": lambda row: number_of(row["id"]),
     "rag_jobs": lambda row: number_of(row["id"]),
     "rag_claims": lambda row: row["tenant_id"],
+    "rag_conversation_messages": lambda row: number_of(row["id"]),
+    "rag_conversation_summaries": lambda row: number_of(row["id"]),
     "rag_service_keys": lambda row: row["tenant_id"],
     "rag_analysts": lambda row: row["tenant_id"],
     "rag_calibrations": lambda row: row["tenant_id"],
@@ -295,6 +310,8 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_documents": documents_of(1, 2, 3, 4, 5, 6),
             "rag_tombstones": {1, 2, 3, 4, 5, 6},
             "rag_synchronisations": {1, 2, 3, 4, 5, 6},
+            "rag_conversation_messages": {402, 403, 404, 405, 406},
+            "rag_conversation_summaries": {402, 403, 404, 405, 406},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA), (ONE, BORIS, "beta", ANNA)},
             "rag_query_logs": {101, 102, 103, 104, 105, 107, 108},
             "rag_query_log_chunks": {
@@ -325,6 +342,8 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_documents": documents_of(2, 4),
             "rag_tombstones": {2, 4},
             "rag_synchronisations": {2, 4},
+            "rag_conversation_messages": {402, 404},
+            "rag_conversation_summaries": {402, 404},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA), (ONE, BORIS, "beta", ANNA)},
             "rag_query_logs": {101, 102, 107},
             # Others' hits on what was hers as well.
@@ -344,6 +363,8 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_documents": documents_of(4, 5),
             "rag_tombstones": {4, 5},
             "rag_synchronisations": {4, 5},
+            "rag_conversation_messages": {404, 405},
+            "rag_conversation_summaries": {404, 405},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA)},
             "rag_query_logs": {103, 104},
             "rag_query_log_chunks": {
@@ -363,6 +384,8 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
             "rag_documents": documents_of(4),
             "rag_tombstones": {4},
             "rag_synchronisations": {4},
+            "rag_conversation_messages": {404},
+            "rag_conversation_summaries": {404},
             "rag_project_members": {(ONE, ANNA, "alpha", CARLA)},
             # Carla asked in Anna's project; Boris in his own of that name.
             "rag_query_logs": {104},
@@ -378,6 +401,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
         {
             "rag_jobs": {201, 203},
             "rag_documents": documents_of(1, 2, 3, 4, 5, 6, numbers=(1, 2)),
+            "rag_conversation_summaries": {402, 403, 404, 405, 406},
             "rag_query_log_chunks": {
                 *((101, 21), (101, 11), (102, 61), (103, 51), (103, 52), (104, 41)),
                 *((105, 11), (105, 12), (107, 41), (107, 61), (108, 51), (108, 61), (108, 22)),
@@ -390,6 +414,7 @@ FORGOTTEN: Mapping[str, tuple[dict[str, Any], dict[str, set[object]]]] = {
         {
             "rag_jobs": {201},
             "rag_documents": documents_of(1, 2, 3, 4, 5, 6, numbers=(1,)),
+            "rag_conversation_summaries": {402, 403, 404, 405, 406},
             "rag_query_log_chunks": {
                 *((101, 21), (101, 11), (102, 61), (103, 51), (104, 41)),
                 *((105, 11), (107, 41), (107, 61), (108, 51), (108, 61)),
@@ -681,7 +706,7 @@ def test_an_age_that_is_none_expires_nothing(registrar: psycopg.Connection, olde
         assert refused_with(operator, named("expire_logs", {"older_than": older_than})) == "22023"
 
 
-@pytest.mark.parametrize("kind", ["questions", "assertions"])
+@pytest.mark.parametrize("kind", ["questions", "assertions", "messages"])
 @pytest.mark.parametrize("at_most", [1, 2, 3, 100])
 def test_batches_remove_what_is_too_old_and_nothing_else(
     registrar: psycopg.Connection, kind: str, at_most: int
@@ -689,6 +714,7 @@ def test_batches_remove_what_is_too_old_and_nothing_else(
     table, old, young = {
         "questions": ("rag_query_logs", (101, 103, 106), 102),
         "assertions": ("rag_assertions", (202, 204, 206), 203),
+        "messages": ("rag_conversation_messages", (402, 405, 408), 403),
     }[kind]
     for number in old:
         age(registrar, table, number, 91)

@@ -33,6 +33,7 @@ from tests.sql.world import (
     protected_tables,
     query_id,
     refused_with,
+    said_id,
     speaking,
     tenant_of,
 )
@@ -317,6 +318,7 @@ UNREAD = (
     *("rag_limits", "rag_rate_buckets", "rag_usage"),
     *("rag_models", "rag_synchronisations"),
     *("rag_jobs", "rag_claims"),
+    *("rag_conversation_messages", "rag_conversation_summaries"),
 )
 
 
@@ -335,6 +337,12 @@ UNREAD = (
         "update rag_tombstones set generation = 2",
         "delete from rag_tombstones",
         "insert into rag_synchronisations default values",
+        "insert into rag_conversation_messages default values",
+        "update rag_conversation_messages set summarised_at = now()",
+        "delete from rag_conversation_messages",
+        "insert into rag_conversation_summaries default values",
+        "update rag_conversation_summaries set summary_text = 'x'",
+        "delete from rag_conversation_summaries",
         "update rag_synchronisations set files = 2",
         "delete from rag_synchronisations",
         "delete from rag_query_logs",
@@ -545,6 +553,90 @@ def test_a_source_of_new_tags_is_shown_once(service: psycopg.Connection) -> None
         for access_id, tags in ((3, ["public"]), (4, ["hr"])):
             service.execute(NOTE, (access_id, 0))
             assert column(service, "select tags from my_synchronisations() where source = 'handbook'") == [tags]
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+POST = "select id from post_message(%s, 'the thread', 'user', 'hello', 1, null, null)"
+ADD = "select add_summary(%(said)s, %(access)s, %(id)s, 'the thread', 'a summary', array[%(said)s]::uuid[], 'a model')"
+
+
+def own_of(reach: Reach, access_ids: frozenset[int]) -> set[int]:
+    """Of classes those that the principal owns."""
+    user_id = reach.principal.user_id
+    return {access_id for access_id in access_ids if user_id is not None and CLASSES[access_id][2] == user_id}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_conversation_is_read_by_its_owner_alone(service: psycopg.Connection, name: str) -> None:
+    """Not by the members of a project that is shared, who read its documents."""
+    reach = REACHES[name]
+    own = own_of(reach, reach.reads)
+    with speaking(service, reach.principal):
+        for table in ("rag_conversation_messages", "rag_conversation_summaries"):
+            assert set(as_principal(service, f"select access_id from {table}")) == own, table
+        messages, summaries = set(), set()
+        for project in (None, *{project for _, _, _, project, _ in CLASSES.values() if project}):
+            messages |= set(column(service, "select id from my_messages(%s, 'the thread', 0, 100)", (project,)))
+            summaries |= set(column(service, "select document_id from my_summaries(%s, 'the thread', 100)", (project,)))
+        assert messages == {said_id(access_id) for access_id in own}
+        assert summaries == {document_id(access_id) for access_id in own}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_conversation_is_carried_on_by_its_owner_alone(service: psycopg.Connection, name: str) -> None:
+    reach = REACHES[name]
+    own = own_of(reach, reach.writes)
+    for access_id in (*CLASSES, 777):
+        with speaking(service, reach.principal):
+            assert refused_with(service, POST, (access_id,)) == (None if access_id in own else "42501"), access_id
+        with speaking(service, reach.principal):
+            claimed = column(service, "select claim_messages(%s, 'the thread', %s, 100)", (access_id, MISSING))
+            assert claimed == [1 if access_id in own else 0], access_id
+        insert = (
+            "insert into rag_conversation_messages (tenant_id, access_id, user_id, thread_id, number, role, content,"
+            f" tokens) values ('{reach.principal.tenant_id}', {access_id}, {{user}}, 'x', 1, 'user', 'x', 1)"
+            " returning access_id"
+        )
+        with speaking(service, reach.principal):
+            statement = insert.format(user=reach.principal.user_id or 1)
+            refused = principal_refused_with(service, statement)
+            # A member of a project writes its documents, and says nothing in its owner's name.
+            writes = access_id in reach.writes | (
+                reach.publishes if service.info.user == "rag_publisher" else frozenset()
+            )
+            assert refused == (None if writes and reach.principal.user_id else "42501"), access_id
+            assert principal_refused_with(service, insert.format(user=9)) == "42501"
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_summary_is_kept_by_a_worker_for_its_owner_alone(world: Deployment, name: str) -> None:
+    reach = REACHES[name]
+    own = own_of(reach, reach.writes)
+    with world.connect("rag_worker") as worker:
+        worker.execute("set search_path = rag, pg_temp")
+        for access_id in (*CLASSES, 777):
+            row = {"said": said_id(access_id), "access": access_id, "id": document_id(access_id)}
+            with speaking(worker, reach.principal):
+                content = column(worker, "select content from claimed_messages(%(said)s)", row)
+                assert len(content) == (access_id in own), access_id
+            with speaking(worker, reach.principal):
+                assert refused_with(worker, ADD, row) == (None if access_id in own else "42501"), access_id
+
+
+def test_a_message_is_marked_once_and_by_the_job_that_it_was_given_to(world: Deployment) -> None:
+    row = {"said": said_id(3), "access": 3, "id": document_id(3)}
+    with world.connect("rag_worker") as worker, speaking(worker, USER_1):
+        worker.execute("set search_path = rag, pg_temp")
+        for other in ({"said": MISSING}, {"access": 4}):
+            strange = row | other
+            if "access" in other:
+                assert refused_with(worker, ADD, strange) == "42501"
+            else:
+                assert column(worker, ADD, strange) == [0]
+        assert column(worker, ADD, row) == [1]
+        assert column(worker, "select count(*) from claimed_messages(%(said)s)", row) == [0]
+        assert column(worker, ADD, row) == [0]
 
 
 # --- query logs -----------------------------------------------------------------------------------
@@ -822,6 +914,9 @@ VIEWS = (
         "select count(*) from rag_chunks",
         "select count(*) from rag_tombstones",
         "select count(*) from rag_synchronisations",
+        "select count(*) from rag_conversation_messages",
+        "delete from rag_conversation_messages",
+        "select count(*) from rag_conversation_summaries",
         "delete from rag_synchronisations",
         "select count(*) from rag_query_logs",
         "select count(*) from rag_query_log_chunks",
@@ -1151,6 +1246,8 @@ PRINCIPAL_BELTS: Mapping[str, tuple[str, ...]] = {
     "rag_chunks": (),
     "rag_tombstones": (CHANGE_TOMBSTONES.replace("access_id, generation", "tenant_id"),),
     "rag_synchronisations": ("update rag_synchronisations set files = 2 returning tenant_id",),
+    "rag_conversation_messages": ("update rag_conversation_messages set summarised_at = now() returning tenant_id",),
+    "rag_conversation_summaries": (),
     "rag_query_logs": (),
     "rag_query_log_chunks": (),
     "rag_project_members": (
@@ -1210,6 +1307,8 @@ PRINCIPAL_POLICIES = {
     "rag_prompts": ("SELECT",),
     "rag_jobs": ("SELECT", "INSERT", "UPDATE"),
     "rag_claims": ALL,
+    "rag_conversation_messages": ("SELECT", "INSERT", "UPDATE"),
+    "rag_conversation_summaries": ("SELECT", "INSERT"),
 }
 WORKER_POLICIES = {"rag_documents": ALL, "rag_chunks": ("SELECT", "INSERT", "DELETE")}
 POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -1278,6 +1377,8 @@ POLICIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "rag_retractions": ("SELECT", "DELETE"),
         "rag_jobs": ("SELECT", "DELETE"),
         "rag_claims": ("SELECT", "DELETE"),
+        "rag_conversation_messages": ("SELECT", "DELETE"),
+        "rag_conversation_summaries": ("SELECT",),
     },
 }
 BELTS = {

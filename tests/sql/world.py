@@ -137,6 +137,11 @@ def job_id(tenant: str) -> UUID:
     return UUID(f"00000000-0000-4000-a000-{int(tenant[1:]):012d}")
 
 
+def said_id(access_id: int) -> UUID:
+    """The one message of a class, which was given to a summary of this id as well."""
+    return UUID(f"00000000-0000-4000-b000-{access_id:012d}")
+
+
 def tenant_of(access_id: int) -> str:
     return CLASSES[access_id][0]
 
@@ -197,6 +202,9 @@ def build(connection: psycopg.Connection) -> None:
             """,
             parameters,
         )
+        if user is not None:
+            connection.execute(MESSAGE, parameters | {"said": said_id(access_id)})
+            connection.execute(SUMMARY, parameters)
     for member in MEMBERS:
         connection.execute("insert into rag.rag_project_members values (%s, %s, %s, %s, %s)", member)
     for number, (tenant, user, access_id) in QUERIES.items():
@@ -283,6 +291,20 @@ def build(connection: psycopg.Connection) -> None:
             {"tenant": tenant},
         )
 
+
+# Of the owner of a class, one that no summary has; and a summary of another one, which has expired.
+MESSAGE = """
+    insert into rag.rag_conversation_messages (tenant_id, id, access_id, user_id, project_id, thread_id, number, role,
+        content, tokens, request_key, request_digest, summary_id)
+    values (%(tenant)s, %(said)s, %(access)s, %(user)s, %(project)s, 'the thread', 1, 'user', %(text)s || ' said', 4,
+        sha256('a key'), sha256('a request'), %(said)s)
+"""
+SUMMARY = """
+    insert into rag.rag_conversation_summaries (tenant_id, id, access_id, document_id, user_id, project_id, thread_id,
+        summary_text, message_ids, model)
+    values (%(tenant)s, %(id)s, %(access)s, %(id)s, %(user)s, %(project)s, 'the thread', %(text)s || ' summed up',
+        array[%(id)s]::uuid[], 'a model')
+"""
 
 # The number of each tenant's one job in the queue.
 QUEUED = {"t1": 9001, "t2": 9002}
