@@ -22,6 +22,8 @@ ROUTES = {
     ("post", "/rag/reinstate"),
     ("get", "/rag/documents/{document_id}"),
     ("delete", "/rag/documents/{document_id}"),
+    ("post", "/rag/conversations/{thread_id}/messages"),
+    ("get", "/rag/conversations/{thread_id}"),
     ("get", "/rag/jobs/{job_id}"),
     ("delete", "/rag/jobs/{job_id}"),
     ("get", "/rag/projects/{project_id}/members"),
