@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from rag import store
 from rag.database import Database, Session
 from rag.embed import Embedder
-from rag.errors import InvalidInput, JobLost, QuotaExceeded
+from rag.errors import InvalidInput, JobLost, QuotaExceeded, RAGServiceError
 from rag.exchange import ChatMessage
 from rag.generate import Generator
 from rag.ingest import Ingested, Source, check_source, ingest, source_type_of
@@ -32,6 +32,8 @@ from rag.sync import Outcome, SourceSpec, Synchroniser, load_specs
 
 # What a summary is called as a source: its own id, so that no thread can name another one's.
 SUMMARY_TYPE = "conversation_summary"
+# Of messages that expired before they were summed up.
+NO_SUMMARY: Mapping[str, Any] = {"document_id": None, "messages": 0, "model": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +103,24 @@ async def _synchronise(task: Task) -> None:
         await task.settle(session, summary_of(outcome))
 
 
+class _NothingLeftError(RAGServiceError):
+    """None of the messages is left that were summed up."""
+
+
 async def _summarise(task: Task) -> None:
     destination = _destination_of(task.payload["destination"])
     thread_id: str = task.payload["thread_id"]
-    async with task.database.transaction(task.principal) as session:
-        rows = await session.rows("claimed_messages", {"summary_id": task.id})
-        if not rows:
-            # They have expired since.
-            await task.settle(session, {"document_id": None, "messages": 0, "model": None})
-            return
+    rows = await _claimed(task)
+    if not rows:
+        return
     written = await summarise(
         [ChatMessage(role=row["role"], content=row["content"], timestamp=row["created_at"]) for row in rows],
         generator=task.generator,
         model=task.settings.chat_model,
     )
+    # Looked at again: an ingest would make the class of an owner anew who was erased while the model wrote.
+    if not await _claimed(task):
+        return
 
     async def settle(session: Session, ingested: Ingested) -> None:
         marked = await session.row(
@@ -131,30 +137,45 @@ async def _summarise(task: Task) -> None:
         )
         assert marked is not None
         if not marked["marked"]:
-            raise JobLost()
+            raise _NothingLeftError()
         result = {"document_id": str(ingested.document_id), "messages": marked["marked"], "model": written.model}
         await task.settle(session, result)
 
-    await ingest(
-        Source(
-            name=f"{task.id}.txt",
-            source_id=f"conversation/{task.id}",
-            source_type=SUMMARY_TYPE,
-            content=written.text,
-            title=f"Conversation {thread_id}",
-            # So that all summaries of a thread can be taken back at once, and kept out.
-            provenance_id=f"conversation/{thread_id}",
-            source_updated_at=rows[-1]["created_at"],
-            metadata={"thread_id": thread_id, "messages": len(rows)},
-        ),
-        principal=task.principal,
-        destination=destination,
-        database=task.database,
-        embedder=task.embedder,
-        max_bytes=task.settings.rag_max_document_bytes,
-        chunking=task.settings.rag_chunking,
-        also=settle,
-    )
+    try:
+        await ingest(
+            Source(
+                name=f"{task.id}.txt",
+                source_id=f"conversation/{task.id}",
+                source_type=SUMMARY_TYPE,
+                content=written.text,
+                title=f"Conversation {thread_id}",
+                # So that all summaries of a thread can be taken back at once, and kept out.
+                provenance_id=f"conversation/{thread_id}",
+                source_updated_at=rows[-1]["created_at"],
+                metadata={"thread_id": thread_id, "messages": len(rows)},
+            ),
+            principal=task.principal,
+            destination=destination,
+            database=task.database,
+            embedder=task.embedder,
+            max_bytes=task.settings.rag_max_document_bytes,
+            chunking=task.settings.rag_chunking,
+            also=settle,
+        )
+    except _NothingLeftError:
+        await _claimed(task)
+
+
+async def _claimed(task: Task) -> list[dict[str, Any]]:
+    """The messages that are to be summed up; without any, which have expired, the job is settled.
+
+    Raises JobLost when that cannot be: it was cancelled, erased or given to another worker.
+    """
+    async with task.database.transaction(task.principal) as session:
+        rows = await session.rows("claimed_messages", {"summary_id": task.id})
+        if not rows:
+            await task.settle(session, NO_SUMMARY)
+        return rows
 
 
 # A new kind is a function above and a line here; an older worker parks what it does not know.

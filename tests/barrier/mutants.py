@@ -14,6 +14,7 @@ IDENTITY = "sql/schema/20_identity.sql"
 POLICIES = "sql/schema/30_policies.sql"
 READING = "sql/schema/35_reading.sql"
 JOBS = "sql/schema/36_jobs.sql"
+CONVERSATIONS = "sql/schema/37_conversations.sql"
 SEARCH = "sql/schema/40_search.sql"
 MAINTAINING = "sql/schema/42_maintaining.sql"
 OPERATING = "sql/schema/45_operating.sql"
@@ -1049,6 +1050,76 @@ MUTANTS = (
         """,
         "create policy add_synchronisations on rag_synchronisations for insert to rag_principal with check (true);",
         f"{WHAT}::test_it_is_written_by_whoever_writes_the_documents",
+    ),
+    Mutant(
+        "a conversation that members of the project read",
+        POLICIES,
+        """
+        create policy read_messages on rag_conversation_messages for select to rag_principal
+        using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+        """,
+        """
+        create policy read_messages on rag_conversation_messages for select to rag_principal
+        using (access_id = any((select my_access_ids())::bigint[]));
+        """,
+        f"{WHAT}::test_a_conversation_is_read_by_its_owner_alone",
+    ),
+    Mutant(
+        "a conversation read without its tags",
+        POLICIES,
+        """
+        create policy read_messages on rag_conversation_messages for select to rag_principal
+        using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+        """,
+        """
+        create policy read_messages on rag_conversation_messages for select to rag_principal
+        using (user_id = (select my_user_id()));
+        """,
+        f"{WHAT}::test_a_conversation_is_read_by_its_owner_alone",
+    ),
+    Mutant(
+        "a summary of a conversation that members of the project read as theirs",
+        POLICIES,
+        """
+        create policy read_summaries on rag_conversation_summaries for select to rag_principal
+        using (user_id = (select my_user_id()) and access_id = any((select my_access_ids())::bigint[]));
+        """,
+        """
+        create policy read_summaries on rag_conversation_summaries for select to rag_principal
+        using (access_id = any((select my_access_ids())::bigint[]));
+        """,
+        f"{WHAT}::test_a_conversation_is_read_by_its_owner_alone",
+    ),
+    Mutant(
+        "a conversation in which somebody else's name is put",
+        POLICIES,
+        """
+        create policy post_messages on rag_conversation_messages for insert to rag_principal
+        with check (user_id = (select my_user_id()) and access_id = any((select my_writable_access_ids())::bigint[]));
+        """,
+        """
+        create policy post_messages on rag_conversation_messages for insert to rag_principal
+        with check (access_id = any((select my_writable_access_ids())::bigint[]));
+        """,
+        f"{WHAT}::test_a_conversation_is_carried_on_by_its_owner_alone",
+    ),
+    Mutant(
+        "a message of a conversation in two summaries",
+        CONVERSATIONS,
+        "and message.summary_id = add_summary.id and message.summarised_at is null",
+        "",
+        f"{WHAT}::test_a_message_is_marked_once_and_by_the_job_that_it_was_given_to",
+    ),
+    Mutant(
+        "a conversation to which two post at once",
+        CONVERSATIONS,
+        """
+        perform pg_advisory_xact_lock(
+            thread_lock(class.tenant_id, class.user_id, class.project_id, post_message.thread_id)
+        );
+        """,
+        "",
+        "rag/test_conversations.py::test_posts_at_once_lose_no_message_and_no_message_is_summed_up_twice",
     ),
     Mutant(
         "a synchronisation that makes the class of an erased owner anew",

@@ -463,6 +463,35 @@ def test_messages_expire_and_their_summaries_stay(deployment: Deployment) -> Non
     assert (last["status"], last["result"]) == ("succeeded", {"document_id": None, "messages": 0, "model": None})
 
 
+def test_messages_that_expire_while_the_model_writes_leave_no_summary(deployment: Deployment) -> None:
+    def answer(messages: list[Message]) -> str:
+        rows(deployment.url("postgres"), "delete from rag.rag_conversation_messages returning 1")
+        return "The ferry leaves at six."
+
+    said(deployment, MARA, "trip", *FERRY)
+    with model_servers(answer=answer) as (writer, embedder):
+        until_empty(environment(deployment, writer, embedder))
+    (job,) = job_rows(deployment)
+    assert (job["status"], job["result"]) == ("succeeded", {"document_id": None, "messages": 0, "model": None})
+    assert summary_rows(deployment) == []
+    assert rows(deployment.url("postgres"), "select 1 from rag.rag_documents") == []
+
+
+def test_an_erasure_while_the_model_writes_leaves_nothing_behind(deployment: Deployment) -> None:
+    def answer(messages: list[Message]) -> str:
+        with desk_of(deployment).session() as session:
+            forget(session, Subject(tenant_id="acme", user_id=7))
+        return "The ferry leaves at six."
+
+    said(deployment, MARA, "trip", *FERRY)
+    with model_servers(answer=answer) as (writer, embedder):
+        until_empty(environment(deployment, writer, embedder))
+    with desk_of(deployment).session() as session:
+        left = count_traces(session, Subject(tenant_id="acme", user_id=7))
+    assert {table: traces for table, traces in left.items() if traces} == {}
+    assert rows(deployment.url("postgres"), "select 1 from rag.rag_documents") == []
+
+
 @pytest.mark.parametrize(
     ("subject", "left"),
     [
