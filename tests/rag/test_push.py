@@ -20,6 +20,7 @@ from rag.database import Database
 from rag.embed import Embedder
 from rag.errors import InvalidInput, JobLost, QueueFull, SourceUnavailable
 from rag.gather import PathFilter, list_commit
+from rag.generate import open_generator
 from rag.principal import Principal
 from rag.push import MAX_PATHS, Push, announce, concerned
 from rag.settings import Settings
@@ -438,6 +439,7 @@ async def test_a_job_that_is_anothers_stores_nothing(
     async with deployment.pools() as database:
         await announce(database, [hosted.spec], delivery=digest(1), max_waiting=10)
     (job,) = job_rows(deployment)
+    generator = open_generator(settings)
     async with Database(deployment.url("rag_worker"), signer=SIGNER, role="rag_worker") as database:
         task = tasks.Task(
             id=job["id"],
@@ -447,10 +449,12 @@ async def test_a_job_that_is_anothers_stores_nothing(
             body=None,
             database=database,
             embedder=embedder,
+            generator=generator,
             settings=settings.model_copy(update={"rag_sources": hosted.top / "sources.yaml"}),
         )
         with pytest.raises(JobLost):
             await tasks.KINDS["sync"](task)
+        await generator.close()
     assert (hosted.index(), hosted.version()) == ({}, None)
 
 
