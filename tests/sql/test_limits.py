@@ -252,13 +252,13 @@ def test_a_tenant_sees_its_own_limits_and_no_others(deployment: Deployment) -> N
     def seen(principal: Principal) -> list[tuple[Any, ...]]:
         with deployment.transaction(principal) as connection:
             charge(connection, 1, 2)
-            return connection.execute(query("my_limits")).fetchall()
+            return connection.execute("select * from my_limits()").fetchall()
 
     assert seen(MARA) == [(5, None, None, None, 7, None, 1, 2)]
     assert seen(EVE) == [(None, None, None, None, None, 9, 1, 2)]
     assert seen(Principal(tenant_id="third")) == [(None,) * 6 + (1, 2)]
     with deployment.connect() as connection:
-        assert connection.execute(query("my_limits")).fetchall() == []
+        assert connection.execute("select * from my_limits()").fetchall() == []
 
 
 @pytest.mark.parametrize("table", ["rag_limits", "rag_rate_buckets", "rag_usage"])
