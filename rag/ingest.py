@@ -38,8 +38,8 @@ MAX_METADATA_DEPTH = 16
 # Spec 002, table of strategies: "Summaries only, not raw messages".
 RAW_SOURCE_TYPES = frozenset({"conversation", "conversations"})
 
-# Documents of a command that are under way at once, so that the model always has one to read. On 2 cores the local
-# model and all else took 1.48 times the model alone with four, 1.59 with three, 2.12 with two (bench/ingest.py).
+# Documents of a command that are under way at once, so that the model always has one to read. On 2 cores
+# bench/ingest.py measured 1.42 times the model alone with four; with two 1.45 and 1.47, and more on a busy machine.
 PARALLEL_DOCUMENTS = 4
 
 # Texts that are embedded at once: their vectors are numbers of Python's, 16 KB each, until they are packed.
