@@ -222,7 +222,8 @@ def worker(home: Path, key: str, texts: list[ingest.Source], tenant_id: str, sta
 
 
 def opened(server: embedded.EmbeddedPostgres, signer: Signer) -> Database:
-    return Database(server.url("rag_app"), signer=signer)
+    # As the service opens its own server (rag/deployment.py).
+    return Database(server.url("rag_app"), signer=signer, prepared_statements=True)
 
 
 def by_workers(server: embedded.EmbeddedPostgres, key: str, texts: list[ingest.Source], count: int) -> float:

@@ -52,7 +52,8 @@ class Deployment:
             role=role,
             pool_size=settings.rag_pool_size,
             pool_timeout_s=settings.rag_pool_timeout_seconds,
-            prepared_statements=settings.rag_prepared_statements,
+            # No pooler is between a process and its own server.
+            prepared_statements=settings.rag_prepared_statements or self.server is not None,
         )
 
 

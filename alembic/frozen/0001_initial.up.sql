@@ -1943,6 +1943,52 @@ $$;
 
 comment on function my_access_ids() is 'The access classes that the principal may read; empty for nobody. Policies compare access_id with it, evaluated once per statement';
 
+create function my_classes()
+returns table (
+    tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
+)
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.* into me from my_principal() as principal;
+    if not found then
+        return;
+    end if;
+    return query
+    select
+        class.tenant_id,
+        class.access_id,
+        class.scope,
+        class.user_id,
+        class.project_id,
+        class.tags,
+        (me.user_scope is null and case class.scope
+            when 'public' then session_user = 'rag_publisher'
+            else class.user_id = me.user_id or exists (
+                select 1
+                from rag_project_members as membership
+                where membership.tenant_id = me.tenant_id
+                    and membership.member_user_id = me.user_id
+                    and membership.owner_user_id = class.user_id
+                    and membership.project_id = class.project_id
+                    and membership.may_write
+            )
+        end) is true
+    from rag_access_classes as class
+    where class.tenant_id = me.tenant_id
+        and class.access_id = any((select my_access_ids())::bigint[]);
+end
+$$;
+
+comment on function my_classes() is 'The access classes that the principal may read, one row each, and whether it may write them: of those it may read, its own, those of projects shared for writing, and the public ones when the login is rag_publisher';
+
 create function my_writable_access_ids()
 returns bigint[]
 language plpgsql
@@ -1952,30 +1998,11 @@ parallel safe
 set search_path = rag, pg_temp
 as $$
 begin
-    return array(
-        select class.access_id
-        from my_principal() as me
-        join rag_access_classes as class
-            on class.tenant_id = me.tenant_id
-            and class.access_id = any((select my_access_ids())::bigint[])
-        where me.user_scope is null
-            and case class.scope
-                when 'public' then session_user = 'rag_publisher'
-                else class.user_id = me.user_id or exists (
-                    select 1
-                    from rag_project_members as membership
-                    where membership.tenant_id = me.tenant_id
-                        and membership.member_user_id = me.user_id
-                        and membership.owner_user_id = class.user_id
-                        and membership.project_id = class.project_id
-                        and membership.may_write
-                )
-            end
-    );
+    return array(select mine.access_id from my_classes() as mine where mine.may_write);
 end
 $$;
 
-comment on function my_writable_access_ids() is 'The access classes that the principal may write: of those it may read, its own, those of projects shared for writing, and the public ones when the login is rag_publisher';
+comment on function my_writable_access_ids() is 'The access classes that the principal may write; empty for nobody';
 
 create function narrowed_access_ids(only_scope text)
 returns bigint[]
@@ -2114,36 +2141,6 @@ end
 $$;
 
 comment on function class_reads(bigint, text, bigint, text, text[]) is 'Whether a class that the principal may write has this scope, owner and tags; false for every other class';
-
-create function my_classes()
-returns table (
-    tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
-)
-language plpgsql
-stable
-security definer
-parallel safe
-set search_path = rag, pg_temp
-as $$
-#variable_conflict use_column
-begin
-    return query
-    select
-        class.tenant_id,
-        class.access_id,
-        class.scope,
-        class.user_id,
-        class.project_id,
-        class.tags,
-        class.access_id = any((select my_writable_access_ids())::bigint[])
-    from rag_access_classes as class
-    where class.tenant_id = (select my_tenant_id())
-        and class.access_id = any((select my_access_ids())::bigint[])
-    order by class.scope, class.user_id, class.project_id, class.tags, class.access_id;
-end
-$$;
-
-comment on function my_classes() is 'The access classes that the principal may read, one row each, and whether it may write them';
 
 create function whoami(
     out tenant_id text, out user_id bigint, out project_id text, out tags text[],
@@ -3072,8 +3069,21 @@ as $$
 #variable_conflict use_column
 declare
     tenant constant text := my_tenant_id();
+    mine bigint[];
+    may_write boolean;
     buried bigint;
 begin
+    select
+        array_agg(class.access_id),
+        bool_or(
+            class.may_write
+            and class.access_id = find_source.access_id
+            and class.scope = find_source.scope
+            and class.user_id is not distinct from find_source.user_id
+            and class.project_id is not distinct from find_source.project_id
+        )
+    into mine, may_write
+    from my_classes() as class;
     select coalesce(sum(tombstone.generation), 0) into buried
     from rag_tombstones as tombstone
     where tombstone.tenant_id = tenant
@@ -3083,15 +3093,7 @@ begin
     -- project only for whoever may write there, since it is nobody else's business.
     select buried + count(*) into buried
     from rag_erasures as erasure
-    where exists (
-            select
-            from my_classes() as class
-            where class.access_id = find_source.access_id
-                and class.scope = find_source.scope
-                and class.user_id is not distinct from find_source.user_id
-                and class.project_id is not distinct from find_source.project_id
-                and class.may_write
-        )
+    where may_write
         and erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
         and erasure.subject_digest in (
             erasure_digest('tenant', tenant, '{}'),
@@ -3106,7 +3108,7 @@ begin
     from (select 1) as once
     left join (
         select document.id, document.access_id, document.source_hash, document.updated_at
-        from unnest(my_access_ids()) as mine (access_id)
+        from unnest(mine) as readable (access_id)
         -- Class by class, as in my_document().
         cross join lateral (
             select
@@ -3114,7 +3116,7 @@ begin
                 source.project_id
             from rag_documents as source
             where source.tenant_id = tenant
-                and source.access_id = mine.access_id
+                and source.access_id = readable.access_id
                 and source.source_type = find_source.source_type
                 and source.source_id = find_source.source_id
             offset 0

@@ -269,6 +269,52 @@ $$;
 
 comment on function my_access_ids() is 'The access classes that the principal may read; empty for nobody. Policies compare access_id with it, evaluated once per statement';
 
+create function my_classes()
+returns table (
+    tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
+)
+language plpgsql
+stable
+security definer
+parallel safe
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    me record;
+begin
+    select principal.* into me from my_principal() as principal;
+    if not found then
+        return;
+    end if;
+    return query
+    select
+        class.tenant_id,
+        class.access_id,
+        class.scope,
+        class.user_id,
+        class.project_id,
+        class.tags,
+        (me.user_scope is null and case class.scope
+            when 'public' then session_user = 'rag_publisher'
+            else class.user_id = me.user_id or exists (
+                select 1
+                from rag_project_members as membership
+                where membership.tenant_id = me.tenant_id
+                    and membership.member_user_id = me.user_id
+                    and membership.owner_user_id = class.user_id
+                    and membership.project_id = class.project_id
+                    and membership.may_write
+            )
+        end) is true
+    from rag_access_classes as class
+    where class.tenant_id = me.tenant_id
+        and class.access_id = any((select my_access_ids())::bigint[]);
+end
+$$;
+
+comment on function my_classes() is 'The access classes that the principal may read, one row each, and whether it may write them: of those it may read, its own, those of projects shared for writing, and the public ones when the login is rag_publisher';
+
 create function my_writable_access_ids()
 returns bigint[]
 language plpgsql
@@ -278,30 +324,11 @@ parallel safe
 set search_path = rag, pg_temp
 as $$
 begin
-    return array(
-        select class.access_id
-        from my_principal() as me
-        join rag_access_classes as class
-            on class.tenant_id = me.tenant_id
-            and class.access_id = any((select my_access_ids())::bigint[])
-        where me.user_scope is null
-            and case class.scope
-                when 'public' then session_user = 'rag_publisher'
-                else class.user_id = me.user_id or exists (
-                    select 1
-                    from rag_project_members as membership
-                    where membership.tenant_id = me.tenant_id
-                        and membership.member_user_id = me.user_id
-                        and membership.owner_user_id = class.user_id
-                        and membership.project_id = class.project_id
-                        and membership.may_write
-                )
-            end
-    );
+    return array(select mine.access_id from my_classes() as mine where mine.may_write);
 end
 $$;
 
-comment on function my_writable_access_ids() is 'The access classes that the principal may write: of those it may read, its own, those of projects shared for writing, and the public ones when the login is rag_publisher';
+comment on function my_writable_access_ids() is 'The access classes that the principal may write; empty for nobody';
 
 create function narrowed_access_ids(only_scope text)
 returns bigint[]
@@ -440,36 +467,6 @@ end
 $$;
 
 comment on function class_reads(bigint, text, bigint, text, text[]) is 'Whether a class that the principal may write has this scope, owner and tags; false for every other class';
-
-create function my_classes()
-returns table (
-    tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
-)
-language plpgsql
-stable
-security definer
-parallel safe
-set search_path = rag, pg_temp
-as $$
-#variable_conflict use_column
-begin
-    return query
-    select
-        class.tenant_id,
-        class.access_id,
-        class.scope,
-        class.user_id,
-        class.project_id,
-        class.tags,
-        class.access_id = any((select my_writable_access_ids())::bigint[])
-    from rag_access_classes as class
-    where class.tenant_id = (select my_tenant_id())
-        and class.access_id = any((select my_access_ids())::bigint[])
-    order by class.scope, class.user_id, class.project_id, class.tags, class.access_id;
-end
-$$;
-
-comment on function my_classes() is 'The access classes that the principal may read, one row each, and whether it may write them';
 
 create function whoami(
     out tenant_id text, out user_id bigint, out project_id text, out tags text[],

@@ -266,8 +266,21 @@ as $$
 #variable_conflict use_column
 declare
     tenant constant text := my_tenant_id();
+    mine bigint[];
+    may_write boolean;
     buried bigint;
 begin
+    select
+        array_agg(class.access_id),
+        bool_or(
+            class.may_write
+            and class.access_id = find_source.access_id
+            and class.scope = find_source.scope
+            and class.user_id is not distinct from find_source.user_id
+            and class.project_id is not distinct from find_source.project_id
+        )
+    into mine, may_write
+    from my_classes() as class;
     select coalesce(sum(tombstone.generation), 0) into buried
     from rag_tombstones as tombstone
     where tombstone.tenant_id = tenant
@@ -277,15 +290,7 @@ begin
     -- project only for whoever may write there, since it is nobody else's business.
     select buried + count(*) into buried
     from rag_erasures as erasure
-    where exists (
-            select
-            from my_classes() as class
-            where class.access_id = find_source.access_id
-                and class.scope = find_source.scope
-                and class.user_id is not distinct from find_source.user_id
-                and class.project_id is not distinct from find_source.project_id
-                and class.may_write
-        )
+    where may_write
         and erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
         and erasure.subject_digest in (
             erasure_digest('tenant', tenant, '{}'),
@@ -300,7 +305,7 @@ begin
     from (select 1) as once
     left join (
         select document.id, document.access_id, document.source_hash, document.updated_at
-        from unnest(my_access_ids()) as mine (access_id)
+        from unnest(mine) as readable (access_id)
         -- Class by class, as in my_document().
         cross join lateral (
             select
@@ -308,7 +313,7 @@ begin
                 source.project_id
             from rag_documents as source
             where source.tenant_id = tenant
-                and source.access_id = mine.access_id
+                and source.access_id = readable.access_id
                 and source.source_type = find_source.source_type
                 and source.source_id = find_source.source_id
             offset 0
