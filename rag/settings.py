@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     rag_pool_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
     rag_prepared_statements: bool = False
     """Let the server keep statements that are asked often, which a pooler in the path has to keep track of. What it
-    saves is less than runs differ from each other (docs/operating.md)."""
+    saves a search is less than runs differ from each other (docs/operating.md). The embedded database always does."""
     rag_strict: bool = False
     """Warnings of the start-up check become refusals."""
 
