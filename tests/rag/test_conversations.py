@@ -339,7 +339,9 @@ def test_posts_at_once_lose_no_message_and_no_message_is_summed_up_twice(
     with model_servers() as (writer, embedder):
         workers = [start_worker(environment(deployment, writer, embedder)) for _ in range(2)]
         try:
-            wait_until(lambda: all(row["status"] == "succeeded" for row in job_rows(deployment)), timeout_s=500)
+            wait_until(
+                lambda: all(row["status"] == "succeeded" for row in job_rows(deployment)), timeout_s=300 + 10 * rounds
+            )
         finally:
             for worker in workers:
                 worker.kill()
