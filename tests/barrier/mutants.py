@@ -337,12 +337,18 @@ MUTANTS = (
         "all classes of a tenant are listed",
         IDENTITY,
         """
-        where class.tenant_id = (select my_tenant_id())
-            and class.access_id = any((select my_access_ids())::bigint[])
-        order by
+        where class.tenant_id = me.tenant_id
+            and class.access_id = any((select my_access_ids())::bigint[]);
         """,
-        "where class.tenant_id = (select my_tenant_id()) order by",
+        "where class.tenant_id = me.tenant_id;",
         f"{WHO}::test_whoami_lists_the_classes_and_which_may_be_written",
+    ),
+    Mutant(
+        "an analyst may write",
+        IDENTITY,
+        "(me.user_scope is null and case class.scope when 'public' then session_user = 'rag_publisher' else",
+        "(case class.scope when 'public' then me.user_scope is not null or session_user = 'rag_publisher' else",
+        "barrier/test_analysts.py::test_an_analyst_reads_these_documents_and_chunks",
     ),
     Mutant(
         "a scope that narrows nothing",
