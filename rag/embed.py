@@ -166,7 +166,10 @@ class LocalEmbedder:
             for batch in batches:
                 ids = [pieces[index] for index in batch]
                 vectors = await loop.run_in_executor(self._pool, self._model.embed, ids)
-                found.update(zip(batch, vectors.tolist(), strict=True))
+                ready = unit_vectors(
+                    vectors.tolist(), count=len(ids), dimensions=self._model.dimensions, width=self._width
+                )
+                found.update(zip(batch, ready, strict=True))
                 if progress is not None:
                     progress(len(batch))
 
@@ -176,8 +179,7 @@ class LocalEmbedder:
         finally:
             for worker in workers:
                 worker.cancel()
-        ordered = [found[index] for index in range(len(texts))]
-        return unit_vectors(ordered, count=len(texts), dimensions=self._model.dimensions, width=self._width)
+        return [found[index] for index in range(len(texts))]
 
     async def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
