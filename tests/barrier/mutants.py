@@ -378,12 +378,12 @@ MUTANTS = (
         "temporary objects before ours",
         IDENTITY,
         """
-        create function my_writable_access_ids() returns bigint[] language plpgsql stable security definer
-        parallel safe set search_path = rag, pg_temp
+        tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
+        ) language plpgsql stable security definer parallel safe set search_path = rag, pg_temp
         """,
         """
-        create function my_writable_access_ids() returns bigint[] language plpgsql stable security definer
-        parallel safe set search_path = pg_temp, rag
+        tenant_id text, access_id bigint, scope text, user_id bigint, project_id text, tags text[], may_write boolean
+        ) language plpgsql stable security definer parallel safe set search_path = pg_temp, rag
         """,
         f"{CATALOG}::test_objects_of_the_caller_change_nothing",
     ),

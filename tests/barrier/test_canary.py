@@ -226,13 +226,13 @@ DEFEATS = [
     ),
     Defeat(
         "canary as rag_app: a member who may only read changes their document",
-        function="my_writable_access_ids()",
+        function="my_classes()",
         old="and membership.may_write",
         new="",
     ),
     Defeat(
         "canary as rag_app: their owner changes what is public",
-        function="my_writable_access_ids()",
+        function="my_classes()",
         old="session_user = 'rag_publisher'",
         new="true",
     ),
@@ -410,7 +410,7 @@ DEFEATS = [
     Defeat(
         "canary as all logins: who has a class does not see it, and can write nothing",
         function="my_classes()",
-        old="where class.tenant_id = (select my_tenant_id())",
+        old="where class.tenant_id = me.tenant_id",
         new="where false",
         at_start=APP,
     ),

@@ -85,11 +85,11 @@ PLANTS = {
     ),
     "public documents from everybody": Plant(
         seed=2,
-        make=rewritten("my_writable_access_ids", "session_user = 'rag_publisher'", "true"),
+        make=rewritten("my_classes", "session_user = 'rag_publisher'", "true"),
         path="insert a document",
     ),
     "shared for reading and written": Plant(
-        seed=7, make=rewritten("my_writable_access_ids", "and membership.may_write", ""), path="insert a chunk"
+        seed=7, make=rewritten("my_classes", "and membership.may_write", ""), path="insert a chunk"
     ),
     "classes of an owner who is somebody else": Plant(
         make=rewritten("access_class", "when 'user' then access_class.user_id = me.user_id", "when 'user' then true"),
