@@ -22,23 +22,24 @@ import yaml
 
 from rag import chunk, parse
 from rag.embed import LocalEmbedder, share_out
-from rag.minilm import MiniLM, installed_folder
+from rag.minilm import MAX_PIECES, WIDTH, MiniLM, installed_folder
 from rag.resources import sample_folder
 from rag.settings import Settings
+from rag.word_pieces import WordPieces
 
 ROUNDS = 5
 TOLERANCE = 1e-5  # float32, summed in another order when texts are batched otherwise
 RESULT = Path(__file__).parent / "results" / "embedding.md"
 
 
-def sample_texts(model: MiniLM) -> list[str]:
+def sample_texts(word_pieces: WordPieces) -> list[str]:
     manifest = yaml.safe_load((sample_folder() / "corpus.yaml").read_text(encoding="utf-8"))
     texts = []
     for entry in manifest["documents"]:
         document = parse.parse(
             (sample_folder() / entry["path"]).read_bytes(), name=entry["path"], max_bytes=8 * 1024 * 1024
         )
-        pieces = chunk.split(document, limit_tokens=model.max_input_tokens, count=model.count_tokens)
+        pieces = chunk.split(document, limit_tokens=MAX_PIECES, count=word_pieces.count)
         texts += [piece.embedded_text for piece in pieces]
     return texts
 
@@ -47,14 +48,14 @@ def main() -> None:
     folder = installed_folder()
     if folder is None:
         sys.exit("the local model is not installed")
-    model = MiniLM(folder)
+    model, word_pieces = MiniLM(folder), WordPieces(folder)
     processors = len(os.sched_getaffinity(0))
-    texts = sample_texts(model)
-    pieces = [model.pieces(text, cut=False) for text in texts]
+    texts = sample_texts(word_pieces)
+    pieces = [word_pieces.ids(text, cut=False) for text in texts]
     lengths = [len(ids) for ids in pieces]
 
     def batched(threads: int) -> np.ndarray:
-        found = np.empty((len(pieces), model.dimensions), dtype=np.float32)
+        found = np.empty((len(pieces), WIDTH), dtype=np.float32)
 
         def run(batch: list[int]) -> None:
             found[batch] = model.embed([pieces[index] for index in batch])
@@ -70,7 +71,7 @@ def main() -> None:
         embedder = LocalEmbedder(Settings(_env_file=None))
         vectors = await embedder.embed(texts, purpose="document")
         await embedder.close()
-        return np.array(vectors, dtype=np.float32)[:, : model.dimensions]
+        return np.array(vectors, dtype=np.float32)[:, :WIDTH]
 
     arms: dict[str, Callable[[], np.ndarray]] = {
         "one text after the other": singly,

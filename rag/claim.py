@@ -69,28 +69,20 @@ async def claimed(
     while True:
         held: Held | None = None
         async with database.transaction(principal, publish=destination.publishes) as session:
-            known = await store.look(
-                session,
-                destination,
-                source_type=source_type,
-                source_id=source_id,
-                provenance_id=provenance_id,
-                generation=generation,
+            rows = await session.rows(
+                "claim_source",
+                store.source_named(destination, source_type, source_id, provenance_id)
+                | {"token": token, "lease": timedelta(seconds=LEASE_S)},
             )
+            known = store.known_of(rows)
+            store.check_open(known, generation)
+            seen = Held(known=known, token=token, source_digest=rows[0]["source_digest"], room=rows[0])
             if await settled(session, known):
-                held = Held(known=known, token=token, source_digest=None)
-            else:
-                rows = await session.rows(
-                    "claim_source",
-                    store.source_named(destination, source_type, source_id)
-                    | {"access_id": known.access_id, "token": token, "lease": timedelta(seconds=LEASE_S)},
-                )
-                if rows[0]["source_digest"] is not None:
-                    present = replace(known, **store.found(rows))
-                    held = Held(known=present, token=token, source_digest=rows[0]["source_digest"], room=rows[0])
-                    if present != known and await settled(session, present):
-                        await session.run("release_claim", held.named)
-                        held.source_digest = None
+                if seen.source_digest is not None:
+                    await session.run("release_claim", seen.named)
+                held = replace(seen, source_digest=None)
+            elif seen.source_digest is not None:
+                held = seen
         if held is not None:
             break
         await asyncio.sleep(wait_s)

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import httpx2
 
@@ -20,9 +20,6 @@ from rag.chat import http_client
 from rag.errors import EmbeddingInvalid, EmbeddingTimeout, EmbeddingUnavailable, InsufficientQuota, InvalidInput
 from rag.settings import Settings
 from rag.tokens import ESTIMATE, TokenCounter, tiktoken_counter
-
-if TYPE_CHECKING:
-    from rag.minilm import MiniLM
 
 Purpose = Literal["document", "query"]
 
@@ -79,6 +76,8 @@ LOCAL_COUNTER = "minilm-wordpiece"
 LOCAL_BATCH_PIECES = 512
 # Below this a thread's share is not worth a batch of its own.
 LOCAL_WORTH_SHARING = 128
+# Of a tokenizer's 0.5 ms a thousand characters at most so much is spent where requests wait for it.
+INLINE_CHARACTERS = 4_096
 # Beyond these, the Python between the products is what limits.
 MAX_LOCAL_THREADS = 8
 
@@ -131,23 +130,35 @@ def open_embedder(settings: Settings) -> Embedder:
 
 
 class LocalEmbedder:
-    """all-MiniLM-L6-v2 in this process, on as many threads as there are processors."""
+    """all-MiniLM-L6-v2 on as many threads as there are processors, in a process of its own."""
 
     token_counter = LOCAL_COUNTER
     min_similarity = MINILM_MIN_SIMILARITY
 
     def __init__(self, settings: Settings) -> None:
-        self._model = _load_minilm(settings.embedding_model)
-        self._width = settings.rag_embedding_dimensions
-        _check_width(self._model.dimensions, self._width)
-        self.model_id = f"local/{self._model.name}"
-        limit = self._model.max_input_tokens
-        self.max_input_tokens = min(limit, settings.rag_embedding_max_input_tokens or limit)
+        try:
+            # Here, so that the other providers need neither numpy nor the weights.
+            from rag.minilm import MAX_PIECES, NAME, WEIGHTS, WIDTH, check_file, installed_folder
+            from rag.model_process import ModelProcess
+            from rag.word_pieces import WordPieces
+        except ImportError as error:
+            raise EmbeddingUnavailable(INSTALL_LOCAL) from error
+        name = settings.embedding_model
+        if name.removeprefix("sentence-transformers/") != NAME:
+            raise EmbeddingUnavailable(f"RAG_EMBEDDING_MODEL={name}: the local provider has {NAME} only")
+        folder = installed_folder()
+        if folder is None:
+            raise EmbeddingUnavailable(INSTALL_LOCAL)
+        self._dimensions, self._width = WIDTH, settings.rag_embedding_dimensions
+        _check_width(self._dimensions, self._width)
+        self.model_id = f"local/{NAME}"
+        self.max_input_tokens = min(MAX_PIECES, settings.rag_embedding_max_input_tokens or MAX_PIECES)
+        self._pieces = WordPieces(folder)
+        self.count_tokens = self._pieces.count
         self._threads = min(_processors(), MAX_LOCAL_THREADS)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
-
-    def count_tokens(self, text: str) -> int:
-        return self._model.count_tokens(text)
+        check_file(folder, WEIGHTS)
+        self._model = ModelProcess(folder, threads=self._threads)
 
     async def embed(
         self, texts: Sequence[str], *, purpose: Purpose, progress: Callable[[int], None] | None = None
@@ -157,7 +168,12 @@ class LocalEmbedder:
             return []
         loop = asyncio.get_running_loop()
         cut = purpose == "query"  # half a question is still a question; half a chunk is lost text
-        pieces = await loop.run_in_executor(self._pool, lambda: [self._model.pieces(text, cut=cut) for text in texts])
+
+        def read() -> list[list[int]]:
+            return [self._pieces.ids(text, cut=cut) for text in texts]
+
+        # In a thread of its own a short text, which was counted a moment ago, would mostly wait.
+        pieces = read() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(read)
         batches = iter(share_out([len(ids) for ids in pieces], workers=self._threads))
         found: dict[int, list[float]] = {}
 
@@ -166,9 +182,7 @@ class LocalEmbedder:
             for batch in batches:
                 ids = [pieces[index] for index in batch]
                 vectors = await loop.run_in_executor(self._pool, self._model.embed, ids)
-                ready = unit_vectors(
-                    vectors.tolist(), count=len(ids), dimensions=self._model.dimensions, width=self._width
-                )
+                ready = unit_vectors(vectors.tolist(), count=len(ids), dimensions=self._dimensions, width=self._width)
                 found.update(zip(batch, ready, strict=True))
                 if progress is not None:
                     progress(len(batch))
@@ -183,6 +197,7 @@ class LocalEmbedder:
 
     async def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._model.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -599,20 +614,6 @@ def _check_width(dimensions: int | None, width: int) -> None:
             f"the embedding model has {dimensions} dimensions and the column {width}:"
             f" set RAG_EMBEDDING_DIMENSIONS to at least {dimensions} and migrate, or choose another model"
         )
-
-
-def _load_minilm(name: str) -> MiniLM:
-    try:
-        # Here, so that the other providers need neither numpy nor the weights.
-        from rag.minilm import MiniLM, installed_folder
-    except ImportError as error:
-        raise EmbeddingUnavailable(INSTALL_LOCAL) from error
-    if name.removeprefix("sentence-transformers/") != MiniLM.name:
-        raise EmbeddingUnavailable(f"RAG_EMBEDDING_MODEL={name}: the local provider has {MiniLM.name} only")
-    folder = installed_folder()
-    if folder is None:
-        raise EmbeddingUnavailable(INSTALL_LOCAL)
-    return MiniLM(folder)
 
 
 def _processors() -> int:

@@ -38,8 +38,8 @@ MAX_METADATA_DEPTH = 16
 # Spec 002, table of strategies: "Summaries only, not raw messages".
 RAW_SOURCE_TYPES = frozenset({"conversation", "conversations"})
 
-# Documents of a command that are under way at once, so that the model always has one to read. On 2 cores
-# bench/ingest.py measured 1.42 times the model alone with four; with two 1.45 and 1.47, and more on a busy machine.
+# Documents of a command that are under way at once, so that the model always has one to read. On 2 cores they took
+# 1.20 times what the model takes alone with four and with six, 1.30 with two (1 KB each, by turns in one run).
 PARALLEL_DOCUMENTS = 4
 
 # Texts that are embedded at once: their vectors are numbers of Python's, 16 KB each, until they are packed.
@@ -220,12 +220,19 @@ async def _replace(
     also: Also | None,
 ) -> Ingested:
     known = held.known
+    is_new = known.document_id is None and former is None
+
+    def read() -> tuple[ParsedDocument, list[Chunk]]:
+        parsed = _read(source, source_type, max_bytes)
+        if is_new:
+            # Before the model is asked; whether there is room is settled when the document is written.
+            limits.check_room(held.room, size=len(parsed.body.encode()))
+        return parsed, [] if chunking == "semantic" else _cut(parsed, embedder, chunking)
+
     # In a thread: a book takes seconds to read and cut, and other requests must not wait for it.
-    parsed = await asyncio.to_thread(_read, source, source_type, max_bytes)
-    if known.document_id is None and former is None:
-        # Before the model is asked; whether there is room is settled when the document is written.
-        limits.check_room(held.room, size=len(parsed.body.encode()))
-    chunks = await cut(parsed, embedder, chunking=chunking)
+    parsed, chunks = await asyncio.to_thread(read)
+    if chunking == "semantic":
+        chunks = await cut(parsed, embedder, chunking=chunking)
 
     kept = await store.kept_embeddings(
         database,
@@ -314,8 +321,11 @@ def _read(source: Source, source_type: str, max_bytes: int) -> ParsedDocument:
 async def cut(parsed: ParsedDocument, embedder: Embedder, *, chunking: Strategy) -> list[Chunk]:
     """The chunks of a document as the settings want them; `semantic` asks the model about its sentences."""
     kinship = await _kinship(parsed, embedder) if chunking == "semantic" else []
-    return await asyncio.to_thread(
-        chunk.split,
+    return await asyncio.to_thread(_cut, parsed, embedder, chunking, kinship)
+
+
+def _cut(parsed: ParsedDocument, embedder: Embedder, chunking: Strategy, kinship: Sequence[float] = ()) -> list[Chunk]:
+    return chunk.split(
         parsed,
         limit_tokens=embedder.max_input_tokens,
         count=embedder.count_tokens,

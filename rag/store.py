@@ -169,7 +169,7 @@ async def look(
 ) -> Known:
     """Like `look_up`, in a transaction that is open."""
     known = await _known(session, destination, source_type, source_id, provenance_id)
-    _check_open(known, generation)
+    check_open(known, generation)
     return known
 
 
@@ -224,7 +224,8 @@ async def chunk_keys(database: Database, principal: Principal, document_id: UUID
         return await session.rows("list_chunk_keys", {"document_id": document_id})
 
 
-def _check_open(known: Known, generation: int | None) -> None:
+def check_open(known: Known, generation: int | None) -> None:
+    """Raise SourceInvalidated for a source that is retracted, unless its content is of a newer `generation`."""
     if known.closed is not None and (generation is None or generation <= known.closed):
         raise SourceInvalidated()
 
@@ -232,31 +233,37 @@ def _check_open(known: Known, generation: int | None) -> None:
 async def _known(
     session: Session, destination: Destination, source_type: str, source_id: str, provenance_id: str | None
 ) -> Known:
-    rows = await session.rows(
-        "look_at_source",
-        source_named(destination, source_type, source_id)
-        | {"tags": list(destination.tags), "provenance_id": provenance_id},
+    return known_of(
+        await session.rows("look_at_source", source_named(destination, source_type, source_id, provenance_id))
     )
-    first = rows[0]
-    return Known(access_id=first["access_id"], retractions=first["retractions"], closed=first["closed"], **found(rows))
 
 
-def source_named(destination: Destination, source_type: str, source_id: str) -> dict[str, Any]:
-    """A source of an owner, as statements name it."""
-    return _owner(destination) | {"source_type": source_type, "source_id": source_id}
-
-
-def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of `Known` that say what is stored, of the rows of find_source()."""
-    first, *others = rows
-    return {
-        "generation": first["generation"],
-        "document_id": first["id"],
-        "document_access_id": first["document_access_id"],
-        "source_hash": first["source_hash"],
-        "updated_at": first["updated_at"],
-        "surplus": tuple((row["document_access_id"], row["id"]) for row in others),
+def source_named(
+    destination: Destination, source_type: str, source_id: str, provenance_id: str | None
+) -> dict[str, Any]:
+    """A source as the statements that look at it name it."""
+    return _owner(destination) | {
+        "tags": list(destination.tags),
+        "source_type": source_type,
+        "source_id": source_id,
+        "provenance_id": provenance_id,
     }
+
+
+def known_of(rows: Sequence[Mapping[str, Any]]) -> Known:
+    """What the rows of `look_at_source.sql` say."""
+    first, *others = rows
+    return Known(
+        access_id=first["access_id"],
+        generation=first["generation"],
+        retractions=first["retractions"],
+        closed=first["closed"],
+        document_id=first["id"],
+        document_access_id=first["document_access_id"],
+        source_hash=first["source_hash"],
+        updated_at=first["updated_at"],
+        surplus=tuple((row["document_access_id"], row["id"]) for row in others),
+    )
 
 
 def _owner(destination: Destination) -> dict[str, Any]:
@@ -336,7 +343,7 @@ async def replace(
             await _lock(session, principal, destination, source_type, source_id)
         for source_type, source_id, expected in sources:
             present = await _known(session, destination, source_type, source_id, record.provenance_id)
-            _check_open(present, generation)
+            check_open(present, generation)
             # Told here and not by looking again afterwards, which would make the class of an erased owner anew.
             if expected.is_retracted(present):
                 raise SourceRetracted()

