@@ -1,8 +1,7 @@
 """How fast documents become searchable, against what the server takes for the same rows alone, and the model alone.
 
 Run: `make bench BENCH=ingest`; covidqa_long and cranfield are those of RAG_TEST_DATA, by default `../shared/data`
-beside the checkout. By turns, in one database
-with the product's own settings, on articles of some 24 chunks:
+beside the checkout. By turns, in one database with the product's own settings, on articles of some 24 chunks:
 
 - ours: `rag.ingest` as rag_app, as `rag ingest` calls it: read, cut, look up, lock, one transaction a document under
   row security. The embedder answers at once with vectors that are ready.
@@ -10,8 +9,10 @@ with the product's own settings, on articles of some 24 chunks:
   indexes without row security, a transaction a document. The lexemes are made by the statement: no client can.
 - bulk: the same in one transaction.
 
-Then workers as processes; and abstracts of 1 KB with the local model, by turns with the model alone on the same
-batches, as many at once. This fails when a row is missing afterwards.
+Then workers as processes: on all processors, which one worker and its server nearly fill when there are two; and each
+on a slice of a processor, where they wait for nothing but each other (needs root, for a cgroup each). And abstracts of
+1 KB with the local model, by turns with the model alone on the same batches, as many at once. This fails when a row is
+missing afterwards.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.synchronize import Barrier
+from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -54,6 +55,13 @@ LOCAL_ROUNDS = 9
 ABSTRACTS = 120
 ABSTRACT_CHARACTERS = range(900, 1101)
 WORKERS = (1, 2, 4)
+WORKER_ROUNDS = 3
+COPIES = 2
+# Of a processor, for a worker and the server's processes that work for it: four together leave most of two free, as on
+# a machine with cores to spare.
+SLICE = 0.2
+SLICE_PERIOD_US = 10_000
+CGROUPS = Path("/sys/fs/cgroup")
 DIMENSIONS = Settings(_env_file=None).rag_embedding_dimensions
 
 
@@ -206,13 +214,16 @@ def _insert(connection: psycopg.Connection, table: str, rows: list[dict[str, Any
 # --- measuring -----------------------------------------------------------------------------------
 
 
-def worker(home: Path, key: str, texts: list[ingest.Source], tenant_id: str, start: Barrier, end: Barrier) -> None:
-    """A process that ingests its share between two barriers."""
+def worker(
+    home: Path, key: str, texts: list[ingest.Source], tenant_id: str, ready: Event, start: Barrier, end: Barrier
+) -> None:
+    """A process that ingests its share between two barriers, on connections that are open."""
 
     async def work() -> None:
         async with opened(embedded.start(home, durable=False), Signer.parse(key)) as database:
             embedder = ReadyEmbedder()
-            await database.ping()
+            await take(texts[: 3 * PARALLEL_DOCUMENTS], database, embedder, tenant_id=f"{tenant_id}-first")
+            ready.set()
             await asyncio.to_thread(start.wait)
             await take(texts, database, embedder, tenant_id=tenant_id)
             await asyncio.to_thread(end.wait)
@@ -225,27 +236,81 @@ def opened(server: embedded.EmbeddedPostgres, signer: Signer) -> Database:
     return Database(server.url("rag_app"), signer=signer, prepared_statements=True)
 
 
-def by_workers(server: embedded.EmbeddedPostgres, key: str, texts: list[ingest.Source], count: int) -> float:
-    """Seconds for all texts, dealt to so many processes; what it takes to start them is left out."""
+def by_workers(
+    server: embedded.EmbeddedPostgres, key: str, texts: list[ingest.Source], count: int, *, apart: bool
+) -> float:
+    """Seconds for all texts, dealt to so many processes; what it takes to start them is left out.
+
+    `apart`: each on `SLICE` of a processor, together with the server's processes that work for it.
+    """
     context = multiprocessing.get_context("spawn")
     start, end, tenant_id = context.Barrier(count + 1), context.Barrier(count + 1), f"w{uuid4().hex}"
-    processes = [
-        context.Process(target=worker, args=(server.home, key, texts[number::count], tenant_id, start, end))
-        for number in range(count)
-    ]
-    for process in processes:
-        process.start()
-    start.wait(120)
-    started = time.perf_counter()
-    end.wait(600)
-    spent = time.perf_counter() - started
-    for process in processes:
-        process.join()
+    processes, slices = [], []
     with superuser(server) as connection:
-        found = connection.execute("select count(*) from rag_documents where tenant_id = %s", (tenant_id,)).fetchone()
+        known = backends(connection)
+        for number in range(count):
+            ready = context.Event()
+            share = texts[number::count]
+            process = context.Process(target=worker, args=(server.home, key, share, tenant_id, ready, start, end))
+            process.start()
+            processes.append(process)
+            if not ready.wait(120):
+                sys.exit("a worker did not start")
+            if apart:
+                slices.append(cut_slice(number, {process.pid, *(backends(connection) - known)}))
+                known = backends(connection)
+        start.wait(120)
+        started = time.perf_counter()
+        end.wait(600)
+        spent = time.perf_counter() - started
+        for process in processes:
+            process.join()
+        named = (tenant_id,)
+        found = connection.execute("select count(*) from rag_documents where tenant_id = %s", named).fetchone()
+    for place in slices:
+        while (place / "cgroup.procs").read_text():
+            time.sleep(0.05)
+        place.rmdir()
     if found != (len(texts),):
         sys.exit(f"{count} workers: {found} documents are stored")
     return spent
+
+
+def backends(connection: psycopg.Connection) -> set[int]:
+    """Process ids of the server's that work for rag_app."""
+    statement = "select pid from pg_stat_activity where usename = 'rag_app'"
+    return {pid for (pid,) in connection.execute(statement).fetchall()}
+
+
+def cut_slice(number: int, pids: Collection[int | None]) -> Path:
+    """Give processes `SLICE` of a processor to share. Raises OSError for whoever may not."""
+    first = CGROUPS / "cpu"
+    place = (first if first.is_dir() else CGROUPS) / f"palisade-bench-{number}"
+    place.mkdir(exist_ok=True)
+    quota = int(SLICE * SLICE_PERIOD_US)
+    if first.is_dir():
+        (place / "cpu.cfs_period_us").write_text(str(SLICE_PERIOD_US))
+        (place / "cpu.cfs_quota_us").write_text(str(quota))
+    else:
+        (place / "cpu.max").write_text(f"{quota} {SLICE_PERIOD_US}")
+    for pid in pids:
+        (place / "cgroup.procs").write_text(str(pid))
+    return place
+
+
+def by_all_workers(
+    server: embedded.EmbeddedPostgres, key: str, texts: list[ingest.Source], *, apart: bool
+) -> dict[int, float]:
+    """Median seconds by the number of workers, by turns; nothing where no slices can be cut."""
+    try:
+        if apart:
+            cut_slice(0, ()).rmdir()
+    except OSError:
+        return {}
+    rounds = [
+        {count: by_workers(server, key, texts, count, apart=apart) for count in WORKERS} for _ in range(WORKER_ROUNDS)
+    ]
+    return {count: statistics.median(spent[count] for spent in rounds) for count in WORKERS}
 
 
 async def throughput(server: embedded.EmbeddedPostgres, signer: Signer, texts: list[ingest.Source]) -> dict[str, Any]:
@@ -297,6 +362,10 @@ async def with_model(
     return ours, alone, ratio
 
 
+def rows_by_workers(spent: dict[int, float], chunks: int) -> list[str]:
+    return [f"| {count} | {chunks / seconds:,.0f} | {spent[1] / seconds:.2f} |" for count, seconds in spent.items()]
+
+
 def main() -> None:
     data = Path(os.environ.get("RAG_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not (data / "covidqa_long").is_dir():
@@ -313,10 +382,10 @@ def main() -> None:
         assert key is not None
         many = [
             ingest.Source(name=source.name, source_id=f"{copy}/{source.source_id}", content=source.content)
-            for copy in range(4)
+            for copy in range(COPIES)
             for source in articles
         ]
-        spent = {count: statistics.median(by_workers(server, key, many, count) for _ in range(3)) for count in WORKERS}
+        together, apart = (by_all_workers(server, key, many, apart=apart) for apart in (False, True))
         ours, alone, ratio = asyncio.run(with_model(server, signer, abstracts))
     chunks = measured["chunks"]
     lines = [
@@ -336,9 +405,13 @@ def main() -> None:
             )
         ),
         "",
-        f"| Workers on {len(many)} articles | chunks/s | against one |",
+        f"| Workers on {len(many)} articles, on all processors | chunks/s | against one |",
         "|---|---|---|",
-        *(f"| {count} | {4 * chunks / seconds:,.0f} | {spent[1] / seconds:.2f} |" for count, seconds in spent.items()),
+        *rows_by_workers(together, COPIES * chunks),
+        "",
+        f"| Workers, each with its part of the server on {SLICE:g} of a processor | chunks/s | against one |",
+        "|---|---|---|",
+        *(rows_by_workers(apart, COPIES * chunks) or ["| not measured: no right to make cgroups | | |"]),
         "",
         f"| {len(abstracts)} abstracts of 1 KB, local model | seconds | documents/s | against it |",
         "|---|---|---|---|",

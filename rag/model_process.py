@@ -53,7 +53,7 @@ class ModelProcess:
         """
         with self._lock:
             running = self._running = self._running or self._start()
-        channel = running.free.get_nowait()
+            channel = running.free.get_nowait()
         try:
             channel.send_bytes(_packed(texts))
             answer = channel.recv_bytes()
@@ -105,11 +105,10 @@ class ModelProcess:
         with self._lock:
             if self._running is running:
                 self._running = None
-        _stop(running.process)
-        # Those that are in use are closed by whoever uses them.
-        with contextlib.suppress(queue.Empty):
-            while True:
+            # Those that are in use are closed by whoever uses them.
+            while not running.free.empty():
                 running.free.get_nowait().close()
+        _stop(running.process)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
