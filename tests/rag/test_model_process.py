@@ -144,7 +144,9 @@ async def test_an_embedder_goes_on_after_its_process_died() -> None:
 
 # A program without `if __name__ == "__main__"`, which multiprocessing would run again in each process.
 PROGRAM = """
-import asyncio, os, sys, time
+import asyncio, os, signal, sys, time
+# A shell may have started the tests in the background, where it has this ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from rag.embed import LocalEmbedder
 from rag.settings import Settings
 embedder = LocalEmbedder(Settings(_env_file=None))
