@@ -76,7 +76,7 @@ LOCAL_COUNTER = "minilm-wordpiece"
 LOCAL_BATCH_PIECES = 512
 # Below this a thread's share is not worth a batch of its own.
 LOCAL_WORTH_SHARING = 128
-# Of a tokenizer's 0.5 ms a thousand characters at most so much is spent where requests wait for it.
+# The tokenizer takes 0.5 ms for a thousand characters; more than these it reads where no request waits for it.
 INLINE_CHARACTERS = 4_096
 # Beyond these, the Python between the products is what limits.
 MAX_LOCAL_THREADS = 8

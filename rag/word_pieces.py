@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2's tokenizer: counts and numbers the word pieces that the model reads.
 
-Needs the `local` extra, like `rag/minilm.py`, and nothing of it: what counts need not be what computes.
+Needs the `local` extra. It is apart from `rag/minilm.py`, whose weights are loaded in another process.
 """
 
 from __future__ import annotations
