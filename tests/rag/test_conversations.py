@@ -361,7 +361,7 @@ def test_posts_at_once_lose_no_message_and_no_message_is_summed_up_twice(
 def test_the_same_key_adds_nothing(
     deployment: Deployment, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    rounds = scaled(test=2, ci=20, prove=200)
+    rounds = scaled(test=2, ci=10, prove=200)
 
     async def run() -> None:
         async with deployment.pools(pool_size=10) as database:
