@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import logging
 import re
 import sys
@@ -125,6 +126,21 @@ def _fail(error: RAGServiceError) -> NoReturn:
     field = f" ({error.field})" if error.field and error.field not in error.message else ""
     screen.err.print(f"[red]error:[/red] {screen.shown(error.message)}{screen.shown(field)}")
     raise SystemExit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(importlib.metadata.version("palisade-rag"))
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -364,6 +365,11 @@ def test_a_malformed_setting_is_named(
     assert ran.code == 1
     assert reason in ran.errors[0]
     assert not (tmp_path / "home").exists()
+
+
+def test_the_version_is_that_of_the_package(rag: Rag):
+    ran = rag("--version")
+    assert (ran.code, ran.out, ran.err) == (0, importlib.metadata.version("palisade-rag") + "\n", "")
 
 
 def test_without_a_command_there_is_help(rag: Rag):
