@@ -4,6 +4,7 @@ RAG_TEST_DOCKER=1, else the embedded one. One template database is migrated, eac
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+import typer.main
 from psycopg import sql
 
 from rag import embedded, migrate
@@ -28,6 +30,9 @@ from rag.sign import Signer
 from tests.lanes import Lanes, add_options, figure, scaled
 
 __all__ = ["figure", "scaled"]
+
+# A process puts the tree of its commands together once, in 0.1 s; tests run some thousand commands in one process.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 DIMENSIONS = 512
 LOGINS = ("rag_migrator", "rag_app", "rag_publisher", "rag_worker", "rag_operator")

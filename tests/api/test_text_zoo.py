@@ -43,7 +43,7 @@ NO_TEXT = {"PK\x03\x04": "ZIP archive", "%PDF-": "PDF file"}
 
 
 def chosen(scaled: Callable[..., int]) -> list[str]:
-    wanted = scaled(test=60, ci=300, prove=ALL)
+    wanted = scaled(test=60, ci=150, prove=ALL)
     texts = list(zoo(ALL))
     return texts if wanted >= ALL else Random(wanted).sample(texts, wanted)
 

@@ -36,8 +36,8 @@ async def test_a_slow_model_holds_no_connection_and_slows_no_search(
     scaled: Callable[..., int],
     figure: Callable[[str], None],
 ) -> None:
-    askers = scaled(test=100, ci=200, prove=200)
-    searches = scaled(test=300, ci=600, prove=2000)
+    askers = scaled(test=100, ci=100, prove=200)
+    searches = scaled(test=300, ci=300, prove=2000)
     store(ANNA, BACKUPS)
     writes = threading.Event()
     waiting = threading.Semaphore(0)

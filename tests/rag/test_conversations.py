@@ -323,7 +323,7 @@ def test_a_worker_that_is_killed_leaves_no_half_and_another_one_converges(
 def test_posts_at_once_lose_no_message_and_no_message_is_summed_up_twice(
     deployment: Deployment, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    rounds = scaled(test=3, ci=6, prove=200)
+    rounds = scaled(test=3, ci=4, prove=200)
 
     async def run() -> list[UUID]:
         posted = []

@@ -187,7 +187,7 @@ def ingest_in_a_process(
 def test_a_large_text_is_taken_in_with_bounded_memory(
     tmp_path: Path, deployment: Deployment, scaled: Callable[..., int], figure: Callable[[str], None]
 ):
-    size = scaled(test=4, ci=25, prove=100) * 1_000_000
+    size = scaled(test=4, ci=12, prove=100) * 1_000_000
     path = tmp_path / "large.txt"
     with path.open("w", encoding="utf-8") as file:
         written = number = 0
