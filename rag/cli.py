@@ -332,7 +332,7 @@ async def _ingest(
             try:
                 known = path.stat()
                 with path.open("rb") as file:
-                    parts = divide.contents(
+                    contents = divide.contents(
                         file,
                         name=name,
                         size=known.st_size,
@@ -341,30 +341,30 @@ async def _ingest(
                         encoding=encoding,
                     )
                     # Part by part, so that no more than one is in memory.
-                    while (found := await asyncio.to_thread(next, parts, None)) is not None:
-                        part, content = found
-                        shown = divide.shown(path.name, part)
-                        source = Source(
-                            name=name,
-                            source_id=divide.id_of(name, part),
-                            content=content,
-                            title=divide.title_of(name, part),
-                            source_uri=path.resolve().as_uri(),
-                            source_updated_at=datetime.fromtimestamp(known.st_mtime, UTC),
-                            language=language,
-                            encoding=encoding,
-                        )
-                        ingested = await ingest(
-                            source,
-                            principal=principal,
-                            destination=destination,
-                            database=database,
-                            embedder=embedder,
-                            max_bytes=divide.bound(part, settings.rag_max_document_bytes),
-                            chunking=settings.rag_chunking,
-                            progress=partial(counter.told, shown),
-                        )
-                        done.append((path if part is None else path.with_name(shown), ingested))
+                    async with contextlib.aclosing(divide.in_threads(contents)) as parts:
+                        async for part, content in parts:
+                            shown = divide.shown(path.name, part)
+                            source = Source(
+                                name=name,
+                                source_id=divide.id_of(name, part),
+                                content=content,
+                                title=divide.title_of(name, part),
+                                source_uri=path.resolve().as_uri(),
+                                source_updated_at=datetime.fromtimestamp(known.st_mtime, UTC),
+                                language=language,
+                                encoding=encoding,
+                            )
+                            ingested = await ingest(
+                                source,
+                                principal=principal,
+                                destination=destination,
+                                database=database,
+                                embedder=embedder,
+                                max_bytes=divide.bound(part, settings.rag_max_document_bytes),
+                                chunking=settings.rag_chunking,
+                                progress=partial(counter.told, shown),
+                            )
+                            done.append((path if part is None else path.with_name(shown), ingested))
             except QuotaExceeded as error:
                 full = error
                 left.append(path)

@@ -6,13 +6,15 @@ are at blank lines or rows, as far as there are any; a part of a table begins wi
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import csv
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from rag.errors import DocumentTooLarge, UnreadableDocument
 from rag.parse import check_encoding, format_of
@@ -23,10 +25,12 @@ PART_BYTES = 1024 * 1024
 READ_BYTES = 256 * 1024
 _DIVISIBLE = frozenset({"markdown", "text", "csv"})
 
+_Part = TypeVar("_Part")
+
 
 def contents(
     file: BinaryIO, *, name: str, size: int, max_bytes: int, max_file_bytes: int, encoding: str | None = None
-) -> Iterator[tuple[int | None, bytes | str]]:
+) -> Generator[tuple[int | None, bytes | str], None, None]:
     """The content of a file up to `max_bytes` as it is, under None; of a larger text its parts, numbered from 1.
 
     Raises UnsupportedFormat, DocumentTooLarge, UnreadableDocument, OSError.
@@ -47,6 +51,30 @@ def contents(
         if part.strip():
             number += 1
             yield number, part
+
+
+async def in_threads(parts: Generator[_Part, None, None]) -> AsyncGenerator[_Part, None]:
+    """Each part, made in a thread when it is asked for; to be left with `aclosing`, which closes `parts` as well.
+
+    Whoever is cancelled meanwhile waits until the part is made: a generator that runs cannot be closed, and neither
+    can the file that it reads.
+    """
+    end = object()
+    try:
+        while True:
+            made = asyncio.ensure_future(asyncio.to_thread(next, parts, end))
+            try:
+                part = await asyncio.shield(made)
+            except asyncio.CancelledError:
+                while not made.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([made])
+                raise
+            if part is end:
+                return
+            yield part  # type: ignore[misc]
+    finally:
+        parts.close()
 
 
 def title_of(path: str, part: int | None) -> str | None:

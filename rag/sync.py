@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -469,15 +469,14 @@ class Synchroniser:
                     return
                 file = file_tasks[0].wanted.file
                 waiting = {task.wanted.part: task for task in file_tasks}
-                parts = self._sources(spec, listing, file)
                 try:
                     # Part by part, so that no more than one is in memory.
-                    while (found := await asyncio.to_thread(next, parts, None)) is not None:
-                        part, source = found
-                        if part in waiting:
-                            await self._ingest(waiting[part], source, principal, destination, outcome)
-                            del waiting[part]
-                            self.watcher.step()
+                    async with aclosing(divide.in_threads(self._sources(spec, listing, file))) as parts:
+                        async for part, source in parts:
+                            if part in waiting:
+                                await self._ingest(waiting[part], source, principal, destination, outcome)
+                                del waiting[part]
+                                self.watcher.step()
                 except QuotaExceeded as error:
                     outcome.full = error.message
                     left.extend(waiting.values())
@@ -486,8 +485,6 @@ class Synchroniser:
                     # Of this file alone; what the database or the provider lacks, all others lack as well.
                     outcome.failures.append(_failure(file.path, error))
                     failed.add(file.path)
-                finally:
-                    parts.close()
                 for _ in waiting:
                     self.watcher.step()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psycopg
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from rag import divide
 from rag.database import Database
 from rag.embed import Embedder, Purpose
-from rag.errors import InvalidInput, SourceUnavailable
+from rag.errors import EmbeddingTimeout, InvalidInput, SourceUnavailable
 from rag.ingest import Source, ingest
 from rag.invalidate import Targets, invalidate
 from rag.principal import Principal
@@ -275,6 +278,61 @@ async def test_a_file_that_is_refused_keeps_its_document_and_the_others_go_in(pl
         ("a.md", "is not UTF-8 text: byte 0 cannot be decoded")
     ]
     assert place.one("handbook:a.md")["body"] == "# A"
+
+
+class Reading:
+    """The second reading of b.md, with which it is written, takes a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.closed = False
+        self._times = 0
+        self._real = divide.contents
+        monkeypatch.setattr(divide, "contents", self._contents)
+
+    def _contents(self, file: BinaryIO, *, name: str, **bounds: Any) -> Iterator[tuple[int | None, bytes | str]]:
+        self._times += name == "b.md"
+        slow = name == "b.md" and self._times == 2
+        try:
+            if slow:
+                self.begun.set()
+                time.sleep(0.3)
+            assert not file.closed
+            yield from self._real(file, name=name, **bounds)
+        finally:
+            self.closed = self.closed or slow
+
+
+async def test_what_the_model_lacks_is_told_while_another_file_is_being_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    write(place.top, a_md="# A\n\nOne.", b_md="# B\n\nTwo.")
+    reading = Reading(monkeypatch)
+
+    async def late(texts: Sequence[str], **_: Any) -> list[list[float]]:
+        assert await asyncio.to_thread(reading.begun.wait, 30)
+        raise EmbeddingTimeout("the model does not answer")
+
+    monkeypatch.setattr(place.model, "embed", late)
+    with pytest.raises(EmbeddingTimeout):
+        await place.sync()
+    assert reading.closed
+    assert place.documents() == {}
+
+
+async def test_a_synchronisation_is_cancelled_while_a_file_is_being_read(place: Place, monkeypatch: pytest.MonkeyPatch):
+    write(place.top, b_md="# B\n\nTwo.")
+    reading = Reading(monkeypatch)
+    running = asyncio.ensure_future(place.sync())
+    assert await asyncio.to_thread(reading.begun.wait, 30)
+    # The second comes while the first is waiting for the reader.
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert reading.closed
+    assert place.documents() == {}
 
 
 async def test_what_is_invalidated_stays_out_and_the_others_go_in(place: Place):
