@@ -180,7 +180,7 @@ def test_what_fails_before_the_first_event_has_its_own_status(asker: Person) -> 
 def test_every_fault_of_a_model_ends_in_one_error_and_never_looks_whole(
     asker: Person, server: ModelServer, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    trials = scaled(test=1, ci=2, prove=20)
+    trials = scaled(test=1, ci=1, prove=20)
     short = ("error_line", "cut", "no_done", "odd_end", "invalid_utf8", "half_surrogate", "no_json", "empty", "crash")
     modes = short if trials == 1 else FAULTS
     codes = set()

@@ -194,7 +194,7 @@ def again(deployment: Deployment) -> None:
 def test_nobody_sees_a_row_while_migrations_go_up_and_down(
     deployment: Deployment, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    times = scaled(test=3, ci=20, prove=300)
+    times = scaled(test=3, ci=8, prove=300)
     fill(deployment)
     with analyst_of(deployment) as analyst:
         began, deadlocks = time.monotonic(), 0

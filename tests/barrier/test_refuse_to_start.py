@@ -272,7 +272,7 @@ async def test_a_bad_set_up_is_refused(
     figure: Callable[[str], None],
 ) -> None:
     # As a process, at whose port somebody knocks, as many as there is time for: each takes a second or two.
-    as_processes = set(random.sample(range(len(SETUPS)), scaled(test=3, ci=len(SETUPS), prove=len(SETUPS))))
+    as_processes = set(random.sample(range(len(SETUPS)), scaled(test=3, ci=25, prove=len(SETUPS))))
     accepted = {}
     for number, setup in enumerate(SETUPS):
         with broken(cluster, new_deployment, setup) as settings:

@@ -91,7 +91,7 @@ async def test_counts_follow_whatever_is_done_to_documents(
     """Ingests, replacements, other tags, renames, removals, invalidations, erasures, refusals and faults, at random."""
     seed = int(os.environ.get("RAG_TEST_SEED") or 0) or Random().randrange(10**6)
     dice = Random(seed)
-    steps = scaled(test=120, ci=400, prove=5000)
+    steps = scaled(test=120, ci=200, prove=5000)
     embedder = Failing(dice)
     refused = 0
     names = [f"{letter}.txt" for letter in "abcdefgh"]

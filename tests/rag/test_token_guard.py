@@ -105,7 +105,7 @@ async def opened(watched: Watched, database: Database, embedder: Embedder) -> As
 async def test_no_prompt_is_cut_silently_and_an_overflow_is_answered_by_one_shorter_prompt_or_an_error(
     watched: Watched, opened: Callable[..., RAGService], scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    prompts = scaled(test=40, ci=150, prove=2000)
+    prompts = scaled(test=40, ci=80, prove=2000)
     numbers = random.Random(11)
     overflown = shrunk = refused = ungraded = 0
     for _ in range(prompts // 10):

@@ -251,7 +251,7 @@ async def world(
 async def test_every_citation_is_right_and_every_right_one_is_accepted(
     world: World, scaled: Callable[..., int], figure: Callable[[str], None]
 ) -> None:
-    answers = scaled(test=100, ci=1_000, prove=10_000)
+    answers = scaled(test=100, ci=400, prove=10_000)
     tally = await world.cite_at_random(answers)
     assert tally.faults == []
     assert (tally.wrong, tally.missed) == (0, 0)
