@@ -208,6 +208,8 @@ async def _shift(bench: Bench, *, url: str, concurrency: int, until_empty: bool,
             update_heartbeat_interval=HEARTBEAT_S,
             stalled_worker_timeout=STALLED_AFTER_S,
         )
+        # Before those who may stop it: what was asked of it before it begins, it forgets.
+        run = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call, unused-ignore]
         side = [
             asyncio.create_task(_stop(worker, stopping)),
             asyncio.create_task(_begin_again(worker, broken)),
@@ -216,7 +218,6 @@ async def _shift(bench: Bench, *, url: str, concurrency: int, until_empty: bool,
         if not until_empty:
             log.info("worker_started", jobs=concurrency)
         try:
-            run = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call, unused-ignore]
             while not run.done():
                 await asyncio.wait([run], timeout=HEARTBEAT_S)
                 bench.worker_id = worker.worker_id or bench.worker_id

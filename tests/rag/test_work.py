@@ -306,6 +306,27 @@ def test_a_job_at_which_the_worker_itself_fails_is_parked(
     assert queued(deployment) == []
 
 
+def test_one_that_is_stopped_while_it_connects_ends(
+    deployment: Deployment, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        stopping = asyncio.Event()
+        recover = work._recover
+
+        async def stopped(bench: work.Bench) -> None:
+            await recover(bench)
+            stopping.set()
+
+        monkeypatch.setattr(work, "_recover", stopped)
+        url = deployment.url("rag_worker")
+        async with work.opened(settings, Database(url, signer=SIGNER, role="rag_worker", pool_size=1)) as bench:
+            ending = work.work(bench, url=url, concurrency=1, until_empty=False, stopping=stopping)
+            await asyncio.wait_for(ending, 60)
+
+    asyncio.run(run())
+    assert workers_of(deployment) == 0
+
+
 def test_sigterm_lets_a_job_end_and_begins_no_other(deployment: Deployment, tmp_path: Path) -> None:
     for number in range(3):
         asked(deployment, MARA, f"guide-{number}", f"Ferry {number} leaves at six.")
