@@ -8,7 +8,6 @@ PYTHONS := $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 # Two workers, each with a database server of its own, take 54 s where one takes 74 s (1,700 tests, 2 cores).
 WORKERS := $(if $(filter 1,$(CORES)),,-n 2)
-FROZEN := alembic/frozen/0001_initial.up.sql
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
@@ -23,7 +22,7 @@ help:
 	@echo 'make bench   speed, ranking, confidence and ingestion'
 	@echo 'make wheel   dist/*.whl'
 	@echo 'make lock    resolve the dependencies: requirements.lock, docker/*.lock'
-	@echo 'make freeze  copy sql/schema into the unreleased initial migration'
+	@echo 'make freeze  record a new migration: digests, manifest, docs/access.md'
 	@echo 'make clean   remove everything that make made; the data in .palisade stay'
 
 demo: $(STAMP)
@@ -108,13 +107,8 @@ lock:
 	echo '== docker/build.lock: what builds the wheel'; \
 	echo hatchling | "$$uv" $(COMPILE) --no-annotate --constraint requirements.lock - -o docker/build.lock
 
-# After the first release a migration never changes; until then there is one, and it follows the schema.
+# After a new migration, with its scripts in alembic/frozen; what was released never changes.
 freeze: $(STAMP)
-	@grep -q '^version = "0\.1\.0\.dev' pyproject.toml || { \
-	    echo 'The initial migration has been released: write a new one, with a frozen file of its own.' >&2; \
-	    exit 1; \
-	}
-	cat sql/schema/*.sql > $(FROZEN)
 	cd alembic/frozen && sha256sum *.sql > SHA256SUMS
 	RAG_UPDATE_DOCS=1 $(BIN)/pytest -q tests/rag/test_doctor.py -k manifest
 	RAG_UPDATE_DOCS=1 $(BIN)/pytest -q tests/sql/test_access.py
