@@ -15,7 +15,7 @@ import uvicorn
 
 from api.app import create_app
 from api.identity import Door, configured_door, loopback_door, new_token
-from rag import deployment, screen, work
+from rag import command, deployment, screen, work
 from rag.command import JOBS_AT_ONCE
 from rag.database import MIXED_UP, Database
 from rag.errors import AccessError, BarrierDown, RAGServiceError
@@ -44,6 +44,7 @@ def run(settings: Settings, *, host: str, port: int) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         # Of the embedded database this is the worker as well: nobody has to start a second command for it.
         worker = None if place.server is None else partial(_work, place, settings)
+        command.keep_what_is_loaded()
         _Server(config, announcement, database, worker).run()
     if database.is_down:
         raise BarrierDown(MIXED_UP)

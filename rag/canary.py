@@ -47,10 +47,12 @@ QUERY_PATHS = ("my_queries", "v_query_latency", "v_empty_results", "v_routed_que
 HIT_PATHS = ("my_query_chunks", "my_feedback", "v_feedback")
 PEOPLES_PATHS = (*DOCUMENT_PATHS, "my_listed_documents", *CLASS_PATHS, *QUERY_PATHS, *HIT_PATHS, "search_mode")
 SERVICE_DOCUMENT_PATHS = (
-    *("rag_documents", "rag_chunks", "my_document_chunks", "my_documents_among", "my_sources_among", "find_source"),
+    *("rag_documents", "rag_chunks", "my_document_chunks", "my_documents_among", "my_sources_among", "look_at_source"),
     "derived_documents",
 )
-SERVICE_PATHS = (*(*SERVICE_DOCUMENT_PATHS, "find_source of a deleted one", "my_members", "my_tag_owner", "my_prompt"),)
+SERVICE_PATHS = (
+    *(*SERVICE_DOCUMENT_PATHS, "look_at_source of a deleted one", "my_members", "my_tag_owner", "my_prompt"),
+)
 # More say no more.
 NAMED_PATHS = 4
 
@@ -659,7 +661,7 @@ def _wanted(speaker: Speaker, planted: Sequence[Planted]) -> dict[str, set[str]]
     wanted["my_tag_owner"] = set(speaker.told & {"owner"})
     wanted["my_prompt"] = set(speaker.told & {"prompt"})
     wanted["search_mode"] = {"something"} if visible else set()
-    wanted["find_source of a deleted one"] = {str(one.access_id) for one in visible if one.scope == "user"}
+    wanted["look_at_source of a deleted one"] = {str(one.access_id) for one in visible if one.scope == "user"}
     wanted["my_members"] = {"member"} if speaker.shares else set()
     return wanted
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 from rag import store
-from rag.database import Database, Session
+from rag.database import Database
 from rag.errors import DatabaseError
 from rag.principal import Principal
 from rag.store import Destination, Known
@@ -27,8 +27,6 @@ RENEW_EVERY_S = 2.0
 # Who waits asks again: soon, since most are done in a moment, then a few times a second.
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 0.25
-
-Settled = Callable[[Session, Known], Awaitable[bool]]
 
 
 @dataclass(kw_only=True)
@@ -58,44 +56,53 @@ async def claimed(
     source_id: str,
     provenance_id: str | None,
     generation: int | None,
-    settled: Settled,
+    settled_hash: str | None,
 ) -> AsyncIterator[Held]:
-    """Look at a source, and hold it unless it is `settled`; waits while somebody else holds it.
+    """Look at a source, and hold it unless it is stored with `settled_hash`; waits while somebody else holds it.
 
-    `settled` is asked within the transaction that looks. Raises like `store.look_up`.
+    Raises like `store.look_up`.
     """
     token = uuid4()
+    wanted = {
+        "scope": destination.scope,
+        "owner_user_id": destination.user_id,
+        "owner_project_id": destination.project_id,
+        "document_tags": list(destination.tags),
+        "source_type": source_type,
+        "source_id": source_id,
+        "provenance_id": provenance_id,
+        "settled_hash": settled_hash,
+        "token": token,
+        "lease": timedelta(seconds=LEASE_S),
+    }
     wait_s = FIRST_WAIT_S
     while True:
-        held: Held | None = None
-        async with database.transaction(principal, publish=destination.publishes) as session:
-            rows = await session.rows(
-                "claim_source",
-                store.source_named(destination, source_type, source_id, provenance_id)
-                | {"token": token, "lease": timedelta(seconds=LEASE_S)},
-            )
-            known = store.known_of(rows)
-            store.check_open(known, generation)
-            seen = Held(known=known, token=token, source_digest=rows[0]["source_digest"], room=rows[0])
-            if await settled(session, known):
-                if seen.source_digest is not None:
-                    await session.run("release_claim", seen.named)
-                held = replace(seen, source_digest=None)
-            elif seen.source_digest is not None:
-                held = seen
-        if held is not None:
+        rows = await database.rows_alone("claim_source", principal, wanted, publish=destination.publishes)
+        held = Held(known=store.known_of(rows), token=token, source_digest=rows[0]["source_digest"], room=rows[0])
+        if held.source_digest is not None or rows[0]["is_settled"]:
             break
+        store.check_open(held.known, generation)
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
     if held.source_digest is None:
+        store.check_open(held.known, generation)
         yield held
         return
-    renewing = asyncio.create_task(_renew(database, principal, destination, held))
+    renewing: list[asyncio.Task[None]] = []
+
+    def renew() -> None:
+        renewing.append(asyncio.create_task(_renew(database, principal, destination, held)))
+
+    # Most are done before that.
+    timer = asyncio.get_running_loop().call_later(RENEW_EVERY_S, renew)
     try:
+        store.check_open(held.known, generation)
         yield held
     finally:
-        renewing.cancel()
-        await asyncio.wait([renewing])
+        timer.cancel()
+        for task in renewing:
+            task.cancel()
+            await asyncio.wait([task])
         if not held.released:
             # It ends by itself as well; what failed before is what counts.
             with contextlib.suppress(DatabaseError):
@@ -105,7 +112,6 @@ async def claimed(
 
 async def _renew(database: Database, principal: Principal, destination: Destination, held: Held) -> None:
     while True:
-        await asyncio.sleep(RENEW_EVERY_S)
         with contextlib.suppress(DatabaseError):
             async with database.transaction(principal, publish=destination.publishes) as session:
                 await session.run(
@@ -116,3 +122,4 @@ async def _renew(database: Database, principal: Principal, destination: Destinat
                         "lease": timedelta(seconds=LEASE_S),
                     },
                 )
+        await asyncio.sleep(RENEW_EVERY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -54,9 +55,19 @@ def read_settings() -> Settings:
 
 def run(work: Coroutine[Any, Any, int]) -> None:
     """Do the work of a command, and end with the exit code that it gives unless that is 0."""
+    keep_what_is_loaded()
     code = asyncio.run(work)
     if code:
         raise SystemExit(code)
+
+
+def keep_what_is_loaded() -> None:
+    """Tell the garbage collector that what has been imported by now stays.
+
+    It would look at all of it, some 100,000 objects, whenever a few thousand new ones are still there: a fifth of the
+    processor time that a program takes which ingests documents of 1 KB.
+    """
+    gc.freeze()
 
 
 def tags_of(text: str | None) -> tuple[str, ...]:

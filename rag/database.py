@@ -143,6 +143,32 @@ class Database:
         the DatabaseError family, ScopeForbidden for a write that a policy refuses, InvalidInput
         for a value that the database cannot store. BarrierDown is final: no transaction follows it.
         """
+        async with (
+            self._borrowed(publish=publish) as connection,
+            self._speaking(connection, principal, read_only=read_only, publish=publish) as session,
+        ):
+            yield session
+
+    async def rows_alone(
+        self, name: str, principal: Principal, parameters: Mapping[str, Any], *, publish: bool = False
+    ) -> list[DictRow]:
+        """The rows of `sql/queries/{name}.sql`, which says itself who speaks and is a transaction of its own.
+
+        One round trip where `transaction` takes four, and nothing stays locked on the way to us. Raises like that.
+        """
+        async with self._borrowed(publish=publish) as connection:
+            # The pool's connections are in autocommit, and this one was found clean. A pooler may hand on a session
+            # that is not, which can only be ended within a transaction.
+            speaking = (
+                nullcontext(Session(connection))
+                if connection.direct
+                else self._speaking(connection, principal, read_only=False, publish=publish)
+            )
+            async with speaking as session:
+                return await session.rows(name, {**parameters, **self._named(principal, publish=publish)})
+
+    @asynccontextmanager
+    async def _borrowed(self, *, publish: bool) -> AsyncIterator[connect.Connection]:
         pool = self._publisher if publish else self._app
         if pool is None:
             raise errors.ScopeForbidden(
@@ -156,43 +182,30 @@ class Database:
                 # together with the connection; what was asked to end would run on.
                 if task is not None and task.cancelling() > cancellations:
                     raise asyncio.CancelledError
-                await connection.set_read_only(read_only)
-                async with connection.transaction():
-                    session = Session(connection)
-                    assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
-                    try:
-                        role = "rag_publisher" if publish else self._role
-                        await session.run("begin_as", self._named(principal, role=role))
-                    except psycopg.errors.InsufficientPrivilege as error:
-                        raise await _left_behind(connection) from error
-                    yield session
+                yield connection
 
-    async def take_token(self, principal: Principal, kind: str) -> DictRow:
-        """The row of `sql/queries/take_token.sql`: one statement, so that no bucket stays locked on the way to us.
+    @asynccontextmanager
+    async def _speaking(
+        self, connection: connect.Connection, principal: Principal, *, read_only: bool, publish: bool
+    ) -> AsyncIterator[Session]:
+        await connection.set_read_only(read_only)
+        async with connection.transaction():
+            session = Session(connection)
+            assert connection.info.transaction_status == pq.TransactionStatus.INTRANS
+            try:
+                await session.run("begin_as", self._named(principal, publish=publish))
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise await _left_behind(connection) from error
+            yield session
 
-        Raises the DatabaseError family.
-        """
-        with self._translated_errors():
-            async with self._app.connection() as connection:
-                named = self._named(principal, role="rag_app") | {"kind": kind}
-                # The pool's connections are in autocommit: the statement is the transaction. Through a pooler it needs
-                # one around it, in which a session that is not clean can be ended.
-                async with nullcontext() if connection.direct else connection.transaction():
-                    try:
-                        row = await Session(connection).row("take_token", named)
-                    except psycopg.errors.InsufficientPrivilege as error:
-                        raise await _left_behind(connection) from error
-                assert row is not None
-                return row
-
-    def _named(self, principal: Principal, *, role: str) -> dict[str, Any]:
+    def _named(self, principal: Principal, *, publish: bool) -> dict[str, Any]:
         """What `begin_as` is told."""
         return {
             "tenant_id": principal.tenant_id,
             "user_id": principal.user_id,
             "project_id": principal.project_id,
             "tags": list(principal.tags),
-            "signature": self.sign(principal, role=role),
+            "signature": self.sign(principal, role="rag_publisher" if publish else self._role),
         }
 
     @asynccontextmanager

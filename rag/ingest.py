@@ -44,6 +44,8 @@ PARALLEL_DOCUMENTS = 4
 
 # Texts that are embedded at once: their vectors are numbers of Python's, 16 KB each, until they are packed.
 EMBEDDED_AT_ONCE = 512
+# Bytes or characters of a text that is read and cut in a millisecond or two.
+PAGE_SIZE = 2_048
 # As rag_tombstones counts.
 MAX_GENERATION = 1_000_000_000
 
@@ -135,19 +137,7 @@ async def ingest(
     check_source(source)
     source_type = source_type_of(source)
     digest = digest_of(source, embedder, chunking=chunking)
-    unchanged: Ingested | None = None
-
-    async def settled(session: Session, known: Known) -> bool:
-        nonlocal unchanged
-        if known.document_id is None or known.source_hash != digest or known.moves or known.surplus or force:
-            return False
-        unchanged = Ingested(document_id=known.document_id, status="unchanged", chunks=0, embedded=0, tokens=0)
-        if also is not None:
-            await also(session, unchanged)
-        return True
-
     for attempt in range(1, ATTEMPTS + 1):
-        unchanged = None
         try:
             async with claim.claimed(
                 database,
@@ -157,10 +147,10 @@ async def ingest(
                 source_id=source.source_id,
                 provenance_id=source.provenance_id,
                 generation=source.generation,
-                settled=settled,
+                settled_hash=None if force else digest,
             ) as held:
-                if unchanged is not None:
-                    return unchanged
+                if held.source_digest is None:
+                    return await _leave(source, source_type, held.known, principal, destination, database, also)
                 before = None
                 if former is not None and held.known.document_id is None:
                     before = await _look_up_former(database, principal, destination, former, source)
@@ -183,6 +173,34 @@ async def ingest(
             if attempt == ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
+
+
+async def _leave(
+    source: Source,
+    source_type: str,
+    known: Known,
+    principal: Principal,
+    destination: Destination,
+    database: Database,
+    also: Also | None,
+) -> Ingested:
+    """What becomes of a source that is stored as it should be. Raises SourceOvertaken when it is not any more."""
+    assert known.document_id is not None
+    unchanged = Ingested(document_id=known.document_id, status="unchanged", chunks=0, embedded=0, tokens=0)
+    if also is not None:
+        async with database.transaction(principal, publish=destination.publishes) as session:
+            present = await store.look(
+                session,
+                destination,
+                source_type=source_type,
+                source_id=source.source_id,
+                provenance_id=source.provenance_id,
+                generation=source.generation,
+            )
+            if present != known:
+                raise SourceOvertaken()
+            await also(session, unchanged)
+    return unchanged
 
 
 async def _look_up_former(
@@ -229,8 +247,10 @@ async def _replace(
             limits.check_room(held.room, size=len(parsed.body.encode()))
         return parsed, [] if chunking == "semantic" else _cut(parsed, embedder, chunking)
 
-    # In a thread: a book takes seconds to read and cut, and other requests must not wait for it.
-    parsed, chunks = await asyncio.to_thread(read)
+    # In a thread: a book takes seconds to read and cut, and other requests must not wait for it. What is read within
+    # the interpreter's switch interval holds up nobody longer here.
+    is_page = len(source.content) <= PAGE_SIZE and not parse.is_packed(source.content)
+    parsed, chunks = read() if is_page else await asyncio.to_thread(read)
     if chunking == "semantic":
         chunks = await cut(parsed, embedder, chunking=chunking)
 

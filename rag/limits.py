@@ -51,7 +51,7 @@ async def take_token(database: Database, principal: Principal, kind: Kind) -> Ra
 
     Raises the DatabaseError family as well: what cannot be counted is not carried out.
     """
-    row = await database.take_token(principal, kind)
+    (row,) = await database.rows_alone("take_token", principal, {"kind": kind})
     if row["per_minute"] is None:
         return None
     rate = Rate(

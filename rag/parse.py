@@ -196,6 +196,11 @@ def parse(
     return _text(_decode(data, name, encoding), name, source_type, file_format, max_bytes=max_bytes)
 
 
+def is_packed(content: bytes | str) -> bool:
+    """Whether this is a file of a format that is unpacked as it is read, so that its size says nothing."""
+    return isinstance(content, bytes) and content.startswith(tuple(_MAGIC))
+
+
 def format_of(name: str) -> Format:
     """The format that the suffix of a name stands for. Raises UnsupportedFormat."""
     suffix = _path(name).suffix

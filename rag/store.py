@@ -338,11 +338,18 @@ async def replace(
         sources = [(record.source_type, record.source_id, known)]
         if former is not None:
             sources.append((former.source_type, former.source_id, former.known))
-        # In one order everywhere: two files that change places are moved at once.
-        for source_type, source_id, _ in sorted(sources, key=lambda source: source[:2]):
-            await _lock(session, principal, destination, source_type, source_id)
+            # In one order everywhere: two files that change places are moved at once.
+            for source_type, source_id, _ in sorted(sources, key=lambda source: source[:2]):
+                await _lock(session, principal, destination, source_type, source_id)
         for source_type, source_id, expected in sources:
-            present = await _known(session, destination, source_type, source_id, record.provenance_id)
+            present = known_of(
+                await session.rows(
+                    "open_source",
+                    source_named(destination, source_type, source_id, record.provenance_id)
+                    | _lock_names(principal, destination, source_type, source_id)
+                    | {"embedding_model": embedding_model},
+                )
+            )
             check_open(present, generation)
             # Told here and not by looking again afterwards, which would make the class of an erased owner anew.
             if expected.is_retracted(present):
@@ -350,7 +357,6 @@ async def replace(
             if present != expected:
                 raise SourceOvertaken()
 
-        await session.run("check_model", {"tenant_id": principal.tenant_id, "embedding_model": embedding_model})
         document: dict[str, Any] = {
             "tenant_id": principal.tenant_id,
             "access_id": known.access_id,
@@ -574,15 +580,16 @@ async def _lock(
     session: Session, principal: Principal, destination: Destination, source_type: str, source_id: str
 ) -> None:
     """One writer at a time for a source of one owner, whatever its tags; and none while the owner's are invalidated."""
+    await session.run("lock_source", _lock_names(principal, destination, source_type, source_id))
+
+
+def _lock_names(principal: Principal, destination: Destination, source_type: str, source_id: str) -> dict[str, str]:
     owner = (principal.tenant_id, destination.scope, destination.user_id, destination.project_id)
-    await session.run(
-        "lock_source",
-        {
-            "tenant_id": principal.tenant_id,
-            "owner": lock_name(*owner),
-            "source": lock_name(*owner, source_type, source_id),
-        },
-    )
+    return {
+        "tenant_id": principal.tenant_id,
+        "owner_name": lock_name(*owner),
+        "source_name": lock_name(*owner, source_type, source_id),
+    }
 
 
 def lock_name(*named: str | int | None) -> str:

@@ -103,16 +103,18 @@ class Deployment:
 
 def begin(connection: psycopg.Connection, principal: Principal) -> None:
     """Make the transaction speak for a principal, as the service does."""
-    connection.execute(
-        query("begin_as"),
-        {
-            "tenant_id": principal.tenant_id,
-            "user_id": principal.user_id,
-            "project_id": principal.project_id,
-            "tags": list(principal.tags),
-            "signature": SIGNER.sign(principal, role=connection.info.user),
-        },
-    )
+    connection.execute(query("begin_as"), named(principal, role=connection.info.user))
+
+
+def named(principal: Principal, *, role: str) -> dict[str, object]:
+    """A principal as `begin_as.sql` is told of it, signed for a login."""
+    return {
+        "tenant_id": principal.tenant_id,
+        "user_id": principal.user_id,
+        "project_id": principal.project_id,
+        "tags": list(principal.tags),
+        "signature": SIGNER.sign(principal, role=role),
+    }
 
 
 def know_signer(superuser: psycopg.Connection) -> None:

@@ -1,49 +1,40 @@
--- Claims a source, so that nobody else makes it searchable at the same time; source_digest is null while somebody else
--- does. With it all that look_at_source.sql says, as it is once the claim is made, since whoever held it before may have
--- finished: a row for each of its documents, and one row at least. And what the tenant may store, and has stored.
--- Refused with 42501 where the principal may not write.
--- scope, project_id, source_type, source_id, provenance_id: text; user_id: bigint; tags: text[]; token: uuid;
--- lease: interval, after which the claim ends by itself
+-- Claims a source, so that nobody else makes it searchable at the same time, and says what is known of it once that is
+-- done: what look_at_source.sql says, a row for each of its documents and one row at least, and what the tenant may store
+-- and has stored. As a principal, and a transaction of its own, in which nothing else may stand. Nothing is claimed of
+-- what is settled: the one document of the source, in its class, has this hash already. source_digest is null then, and
+-- while somebody else holds the source. Refused with 42501 where the principal may not write.
+-- tenant_id, signature: text; user_id: bigint or null; project_id: text, * or null; tags: text[]; and of the document
+-- scope, owner_project_id, source_type, source_id, provenance_id, settled_hash: text; owner_user_id: bigint;
+-- document_tags: text[]; token: uuid; lease: interval, after which the claim ends by itself
 select
     claimed.access_id,
     claimed.source_digest,
-    found.id,
-    found.document_access_id,
-    found.source_hash,
-    found.updated_at,
-    found.generation,
-    retraction.generation as retractions,
-    retraction.closed,
-    room.documents,
-    room.bytes,
-    room.documents_used,
-    room.bytes_used
-from (
-    select
-        granted.access_id,
-        rag.claim_source(
-            access_id => granted.access_id,
-            source_type => %(source_type)s,
-            source_id => %(source_id)s,
-            token => %(token)s,
-            lease => %(lease)s
-        ) as source_digest
-    from (select rag.access_class(%(scope)s, %(user_id)s, %(project_id)s, %(tags)s) as access_id) as granted
-) as claimed
--- It takes the class from there, so the claim comes first.
-cross join lateral rag.find_source(
-    access_id => claimed.access_id,
-    scope => %(scope)s,
+    claimed.is_settled,
+    claimed.id,
+    claimed.document_access_id,
+    claimed.source_hash,
+    claimed.updated_at,
+    claimed.generation,
+    claimed.retractions,
+    claimed.closed,
+    claimed.documents,
+    claimed.bytes,
+    claimed.documents_used,
+    claimed.bytes_used
+from rag.claim_source_as(
+    tenant_id => %(tenant_id)s,
     user_id => %(user_id)s,
     project_id => %(project_id)s,
+    tags => %(tags)s,
+    signature => %(signature)s,
+    scope => %(scope)s,
+    owner_user_id => %(owner_user_id)s,
+    owner_project_id => %(owner_project_id)s,
+    document_tags => %(document_tags)s,
     source_type => %(source_type)s,
-    source_id => %(source_id)s
-) as found
-cross join rag.retraction_of(
-    scope => %(scope)s,
-    user_id => %(user_id)s,
-    project_id => %(project_id)s,
     source_id => %(source_id)s,
-    provenance_id => %(provenance_id)s
-) as retraction
-cross join rag.my_limits() as room
+    provenance_id => %(provenance_id)s,
+    settled_hash => %(settled_hash)s,
+    token => %(token)s,
+    lease => %(lease)s
+) as claimed

@@ -38,27 +38,29 @@ from (
         cascades => true
     ) as document
     union all
-    select 'find_source', cast(source.id as text)
+    select 'look_at_source', cast(source.id as text)
     from planted
-    cross join lateral rag.find_source(
+    cross join lateral rag.look_at_source(
         access_id => planted.access_id,
         scope => planted.scope,
         user_id => case when planted.scope <> 'public' then cast(%(user_id)s as bigint) end,
         project_id => case when planted.scope = 'project' then cast(%(project_id)s as text) end,
         source_type => %(source_type)s,
-        source_id => %(source_id)s
+        source_id => %(source_id)s,
+        provenance_id => null
     ) as source
     where source.id is not null
     union all
-    select 'find_source of a deleted one', cast(planted.access_id as text)
+    select 'look_at_source of a deleted one', cast(planted.access_id as text)
     from planted
-    cross join lateral rag.find_source(
+    cross join lateral rag.look_at_source(
         access_id => planted.access_id,
         scope => planted.scope,
         user_id => cast(%(user_id)s as bigint),
         project_id => null,
         source_type => %(source_type)s,
-        source_id => %(source_id)s || ' deleted'
+        source_id => %(source_id)s || ' deleted',
+        provenance_id => null
     ) as source
     where planted.scope = 'user'
         and source.generation > 0

@@ -9,21 +9,15 @@ select
     found.source_hash,
     found.updated_at,
     found.generation,
-    retraction.generation as retractions,
-    retraction.closed
+    found.retractions,
+    found.closed
 from (select rag.access_class(%(scope)s, %(user_id)s, %(project_id)s, %(tags)s) as access_id) as granted
-cross join lateral rag.find_source(
+cross join lateral rag.look_at_source(
     access_id => granted.access_id,
     scope => %(scope)s,
     user_id => %(user_id)s,
     project_id => %(project_id)s,
     source_type => %(source_type)s,
-    source_id => %(source_id)s
-) as found
-cross join rag.retraction_of(
-    scope => %(scope)s,
-    user_id => %(user_id)s,
-    project_id => %(project_id)s,
     source_id => %(source_id)s,
     provenance_id => %(provenance_id)s
-) as retraction
+) as found

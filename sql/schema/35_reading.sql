@@ -331,6 +331,161 @@ $$;
 
 comment on function find_source(bigint, text, bigint, text, text, text) is 'What is stored of a source for this owner: its documents (more than one only while tags change), the one of the wanted class first, and how often it was deleted. One row at least, with nulls when nothing is stored';
 
+-- find_source() and retraction_of() are for processes of version 0.1.0, which may run on while a database is migrated; this
+-- says both, and asks once who speaks.
+create function look_at_source(
+    access_id bigint, scope text, user_id bigint, project_id text, source_type text, source_id text, provenance_id text
+)
+returns table (
+    id uuid, document_access_id bigint, source_hash text, updated_at timestamptz,
+    generation bigint, retractions bigint, closed bigint
+)
+language plpgsql
+-- It changes nothing, and has to see what the same statement did before: a class that was made, another's commit.
+volatile
+security definer
+set search_path = rag, pg_temp
+-- A plan is kept, and may have been made while a table was empty.
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    named constant bytea := source_digest(look_at_source.source_type, look_at_source.source_id);
+    of_any_type constant bytea := source_digest(null, look_at_source.source_id);
+    of_what_it_is_of constant bytea := provenance_digest(look_at_source.provenance_id);
+    tenant text;
+    mine bigint[];
+    -- The owner's among these, whatever their tags.
+    owned bigint[];
+    may_write boolean;
+    buried bigint;
+    raised bigint;
+    closing bigint;
+begin
+    select
+        max(class.tenant_id),
+        array_agg(class.access_id),
+        coalesce(array_agg(class.access_id) filter (where class.is_owners), '{}'),
+        bool_or(class.is_owners and class.may_write and class.access_id = look_at_source.access_id)
+    into tenant, mine, owned, may_write
+    from (
+        select
+            one.tenant_id,
+            one.access_id,
+            one.may_write,
+            one.scope = look_at_source.scope
+            and one.user_id is not distinct from look_at_source.user_id
+            and one.project_id is not distinct from look_at_source.project_id as is_owners
+        from my_classes() as one
+    ) as class;
+    -- The list as a sub-select, and further down not by unnest(): the planner would know how long it is this time, and
+    -- plan anew each time, which takes as long as all the rest.
+    select
+        coalesce(sum(stone.generation) filter (
+            where stone.source_digest = named and stone.access_id = look_at_source.access_id
+        ), 0),
+        coalesce(sum(stone.generation) filter (
+            where stone.source_digest in (of_any_type, of_what_it_is_of) and stone.access_id = any(owned)
+        ), 0),
+        max(stone.generation) filter (
+            where stone.retracted
+                and stone.source_digest in (of_any_type, of_what_it_is_of) and stone.access_id = any(owned)
+        )
+    into buried, raised, closing
+    from rag_tombstones as stone
+    where stone.tenant_id = tenant
+        and stone.access_id = any((select owned || look_at_source.access_id)::bigint[])
+        and stone.source_digest in (named, of_any_type, of_what_it_is_of);
+    -- An erasure of the tenant, the owner, the project or the source counts as a deletion; of an owner and a
+    -- project only for whoever may write there, since it is nobody else's business.
+    select buried + count(*) into buried
+    from rag_erasures as erasure
+    where may_write
+        and erasure.tenant_id in (tenant, encode(erasure_digest('tenant', tenant, '{}'), 'hex'))
+        and erasure.subject_digest in (
+            erasure_digest('tenant', tenant, '{}'),
+            erasure_digest('user', tenant, array[look_at_source.user_id::text]),
+            erasure_digest('project', tenant, array[look_at_source.project_id]),
+            erasure_digest('project', tenant, array[look_at_source.project_id, look_at_source.user_id::text]),
+            erasure_digest('source', tenant, array[look_at_source.source_id]),
+            erasure_digest('source', tenant, array[look_at_source.source_id, look_at_source.source_type])
+        );
+    return query
+    select found.id, found.access_id, found.source_hash, found.updated_at, buried, raised, closing
+    from (select 1) as once
+    left join (
+        select document.id, document.access_id, document.source_hash, document.updated_at
+        from generate_subscripts(mine, 1) as place
+        -- Class by class, as in my_document().
+        cross join lateral (
+            select
+                source.id, source.access_id, source.source_hash, source.updated_at, source.scope, source.user_id,
+                source.project_id
+            from rag_documents as source
+            where source.tenant_id = tenant
+                and source.access_id = mine[place]
+                and source.source_type = look_at_source.source_type
+                and source.source_id = look_at_source.source_id
+            offset 0
+        ) as document
+        where document.scope = look_at_source.scope
+            and document.user_id is not distinct from look_at_source.user_id
+            and document.project_id is not distinct from look_at_source.project_id
+    ) as found on true
+    order by
+        (found.access_id = look_at_source.access_id) desc nulls last,
+        found.updated_at desc,
+        found.id;
+end
+$$;
+
+comment on function look_at_source(bigint, text, bigint, text, text, text, text) is 'What is stored of a source for this owner: its documents (more than one only while tags change), the one of the wanted class first, and how often it was deleted; one row at least, with nulls when nothing is stored. And whether the source, or what it is derived of, is retracted in a class of this owner that the principal may read. retractions: grows with each; closed: the highest that is in force, null when the source is open';
+
+create function open_source(
+    owner_name text, source_name text, tenant_id text, scope text, user_id bigint, project_id text, tags text[],
+    source_type text, source_id text, provenance_id text, embedding_model text
+)
+returns table (
+    access_id bigint, id uuid, document_access_id bigint, source_hash text, updated_at timestamptz, generation bigint,
+    retractions bigint, closed bigint
+)
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform
+        pg_advisory_xact_lock_shared(tenant_lock(open_source.tenant_id)),
+        pg_advisory_xact_lock_shared(hashtextextended(open_source.owner_name, 0)),
+        pg_advisory_xact_lock(hashtextextended(open_source.source_name, 0));
+    -- Statements of their own, so that they see what was committed while this one waited.
+    return query
+    select
+        granted.access_id, found.id, found.document_access_id, found.source_hash, found.updated_at, found.generation,
+        found.retractions, found.closed
+    from (
+        select access_class(
+            open_source.scope, open_source.user_id, open_source.project_id, open_source.tags
+        ) as access_id
+    ) as granted
+    cross join lateral look_at_source(
+        access_id => granted.access_id,
+        scope => open_source.scope,
+        user_id => open_source.user_id,
+        project_id => open_source.project_id,
+        source_type => open_source.source_type,
+        source_id => open_source.source_id,
+        provenance_id => open_source.provenance_id
+    ) as found;
+    -- From here on until the transaction ends no two models can change places.
+    lock table rag_chunks in row exclusive mode;
+    perform check_model(open_source.embedding_model);
+end
+$$;
+
+comment on function open_source(text, text, text, text, bigint, text, text[], text, text, text, text) is 'Begins the writing of a source: waits until nobody erases in the tenant, retracts among what this owner has, or writes this source, and keeps them out until the transaction ends; the class that its document belongs to and what look_at_source() says of it then; raises as check_model() does. The names stand for the owner, and for the source of this owner, in a lock';
+
 create function bury_source(access_id bigint, source_type text, source_id text, reason text)
 returns bigint
 language plpgsql

@@ -523,6 +523,72 @@ $$;
 
 comment on function claim_source(bigint, text, text, uuid, interval) is 'Claims a source of an owner whom the principal may write for, so that no second one embeds it at the same time; null while somebody else holds it. It ends by itself';
 
+create function claim_source_as(
+    tenant_id text, user_id bigint, project_id text, tags text[], signature text,
+    scope text, owner_user_id bigint, owner_project_id text, document_tags text[],
+    source_type text, source_id text, provenance_id text, settled_hash text, token uuid, lease interval
+)
+returns table (
+    access_id bigint, source_digest bytea, is_settled boolean,
+    id uuid, document_access_id bigint, source_hash text, updated_at timestamptz, generation bigint,
+    retractions bigint, closed bigint,
+    documents bigint, bytes bigint, documents_used bigint, bytes_used bigint
+)
+language plpgsql
+volatile
+set search_path = rag, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    all_rows bigint;
+begin
+    perform begin_as(
+        claim_source_as.tenant_id, claim_source_as.user_id, claim_source_as.project_id, claim_source_as.tags,
+        claim_source_as.signature
+    );
+    access_id := access_class(
+        claim_source_as.scope, claim_source_as.owner_user_id, claim_source_as.owner_project_id,
+        claim_source_as.document_tags
+    );
+    source_digest := claim_source(
+        access_id => access_id,
+        source_type => claim_source_as.source_type,
+        source_id => claim_source_as.source_id,
+        token => claim_source_as.token,
+        lease => claim_source_as.lease
+    );
+    -- After the claim: whoever held it before may have finished.
+    for id, document_access_id, source_hash, updated_at, generation, retractions, closed,
+        documents, bytes, documents_used, bytes_used, all_rows in
+        select
+            looked.id, looked.document_access_id, looked.source_hash, looked.updated_at, looked.generation,
+            looked.retractions, looked.closed,
+            room.documents, room.bytes, room.documents_used, room.bytes_used, count(*) over ()
+        from look_at_source(
+            access_id => access_id,
+            scope => claim_source_as.scope,
+            user_id => claim_source_as.owner_user_id,
+            project_id => claim_source_as.owner_project_id,
+            source_type => claim_source_as.source_type,
+            source_id => claim_source_as.source_id,
+            provenance_id => claim_source_as.provenance_id
+        ) as looked
+        cross join my_limits() as room
+    loop
+        is_settled := (
+            all_rows = 1 and document_access_id = access_id and source_hash = claim_source_as.settled_hash
+        ) is true;
+        if is_settled then
+            perform release_claim(source_digest => source_digest, token => claim_source_as.token);
+            source_digest := null;
+        end if;
+        return next;
+    end loop;
+end
+$$;
+
+comment on function claim_source_as(text, bigint, text, text[], text, text, bigint, text, text[], text, text, text, text, uuid, interval) is 'begin_as(), and claim_source() of a source of an owner, as one statement that is a transaction of its own; then what look_at_source() and my_limits() say. is_settled: it is stored with this hash, alone and in its class, and nothing is claimed. source_digest: what was claimed; null then, and while somebody else holds it';
+
 create function renew_claim(source_digest bytea, token uuid, lease interval)
 returns void
 language plpgsql

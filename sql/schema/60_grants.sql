@@ -166,6 +166,7 @@ begin
             -- identity
             ('begin_as(text, bigint, text, text[], text)', writers, null),
             ('signature_holds(text[], text)', array['rag_search'], null),
+            ('classes_of(record)', array['rag_search'], null),
             ('my_principal()', people || array['rag_worker'] || array['rag_principal', 'rag_search'], 'rag_search'),
             ('my_tenant_id()', people || array['rag_worker'] || array['rag_principal', 'rag_search'], null),
             ('my_user_id()', people || array['rag_worker', 'rag_principal'], null),
@@ -198,6 +199,11 @@ begin
             ('settle_job(uuid, uuid, jsonb)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
             ('holds_job(uuid, uuid)', array['rag_worker', 'rag_publisher'], 'rag_principal'),
             ('claim_source(bigint, text, text, uuid, interval)', writers, 'rag_principal'),
+            (
+                'claim_source_as(text, bigint, text, text[], text, text, bigint, text, text[], text, text, text, text, uuid, '
+                || 'interval)',
+                writers, null
+            ),
             ('renew_claim(bytea, uuid, interval)', writers, 'rag_principal'),
             ('release_claim(bytea, uuid)', writers, 'rag_principal'),
             ('list_jobs(text, text, integer)', array['rag_operator'], 'rag_queue'),
@@ -226,9 +232,11 @@ begin
             ('my_documents_among(uuid[])', service, 'rag_principal'),
             ('my_sources_among(text[])', service, 'rag_principal'),
             ('find_source(bigint, text, bigint, text, text, text)', writers, 'rag_principal'),
+            ('look_at_source(bigint, text, bigint, text, text, text, text)', writers, 'rag_principal'),
+            ('retraction_of(text, bigint, text, text, text)', writers, 'rag_principal'),
             ('bury_source(bigint, text, text, text)', writers, 'rag_principal'),
             ('derived_documents(uuid[], text[], text[], boolean)', service, 'rag_principal'),
-            ('retraction_of(text, bigint, text, text, text)', writers, 'rag_principal'),
+            ('open_source(text, text, text, text, bigint, text, text[], text, text, text, text)', writers, null),
             ('close_sources(bigint[], text[], text[], uuid[], text)', service, 'rag_principal'),
             ('reopen_sources(text[], text[], uuid[], text[], text[])', service, 'rag_principal'),
             ('search_mode(text, text, uuid[])', people, 'rag_principal'),

@@ -509,6 +509,17 @@ PATHS = (
         ask=_found_source,
     ),
     Path(
+        name="look_at_source",
+        statement="""
+            select id, document_access_id, generation
+            from rag.look_at_source(
+                %(access)s, %(scope)s, cast(%(owner)s as bigint), %(project)s, %(type)s, %(source)s, null
+            )
+        """,
+        overheard="coalesce(id::text, '')",
+        ask=_found_source,
+    ),
+    Path(
         name="my_access_ids",
         statement="select access_id from unnest(rag.my_access_ids()) as access_id",
         overheard="access_id",
@@ -593,6 +604,7 @@ PATHS = (
 # What a person's own login may not call.
 _FOR_THE_SERVICE = (
     *("my_document_chunks", "my_documents_among", "my_sources_among", "find_source", "my_members"),
+    "look_at_source",
     "my_writable_access_ids",
 )
 PATHS_OF_ANALYSTS = tuple(

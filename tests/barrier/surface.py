@@ -52,6 +52,10 @@ BY_NAME: Mapping[str, tuple[str, str, str]] = {
     # As tests/barrier/test_forgery.py signs it.
     "take_token_as.user_id": ("1",) * 3,
     "take_token_as.project_id": ("'*'",) * 3,
+    "claim_source_as.user_id": ("1",) * 3,
+    "claim_source_as.project_id": ("'*'",) * 3,
+    "owner_user_id": ("1", "null", "1"),
+    "owner_project_id": ("null",) * 3,
     # More than the quota first: what says something is a refusal.
     "more_documents": ("1000000", "1", "-1"),
     "more_bytes": ("1", "1", "-1"),

@@ -466,6 +466,7 @@ FORBIDDEN = (
     "select rag.access_class('public', null, null, '{public}')",
     "select rag.bury_source(1, 'text', 'x', 'y')",
     "select * from rag.find_source(1, 'public', null, null, 'text', 'x')",
+    "select * from rag.look_at_source(1, 'public', null, null, 'text', 'x', null)",
     "select * from rag.derived_documents('{}', '{x}', '{}', true)",
     "select * from rag.retraction_of('public', null, null, 'x', null)",
     "select rag.close_sources('{1}', '{x}', '{null}', array[null]::uuid[], 'y')",

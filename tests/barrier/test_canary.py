@@ -117,14 +117,14 @@ NO_READING = {
     # say nothing of any row
     *("text_search_config", "lexeme_total", "tenant_lock"),
     *("search_vector", "text_vector", "prepared_vector", "unspaced_vector", "unspaced_letters", "unspaced_unit"),
-    # counts tombstones, which find_source does as well
-    "retraction_of",
+    # what look_at_source says, for processes of an earlier version; and what asks it and nothing else
+    *("find_source", "retraction_of", "open_source"),
     # jobs and claims, which are each principal's own or digests: tests/barrier/test_jobs_barrier.py
     *("enqueue_job", "record_request", "my_request", "my_job", "cancel_my_job", "settle_job", "queue_depth"),
     *("my_waiting_job", "holds_job"),
     # keys and digests of what my_documents shows in full
     "my_origin",
-    *("claim_source", "renew_claim", "release_claim"),
+    *("claim_source", "claim_source_as", "renew_claim", "release_claim"),
     # conversations, which are each principal's own: tests/barrier/test_conversation_barrier.py
     *("post_message", "claim_messages", "my_messages", "my_summaries", "claimed_messages", "add_summary"),
     # one figure, of all of a tenant, that operators alone write
@@ -192,7 +192,7 @@ DEFEATS = [
     # what policies call
     Defeat(
         "canary as rag_app: another user sees the class of the user document through",
-        function="my_access_ids()",
+        function="classes_of(record)",
         old="    if me.user_scope is not null then",
         new="    if true then return array(select class.access_id from rag_access_classes as class); end if;\n"
         "    if me.user_scope is not null then",
@@ -200,21 +200,21 @@ DEFEATS = [
     ),
     Defeat(
         "canary as rag_app: their owner with other tags sees the user document through",
-        function="my_access_ids()",
+        function="classes_of(record)",
         old="class.tags && me.tags",
         new="true",
         at_start=APP,
     ),
     Defeat(
         "canary as rag_app: another user sees the project document through",
-        function="my_access_ids()",
+        function="classes_of(record)",
         old="membership.member_user_id = me.user_id",
         new="true",
         at_start=APP,
     ),
     Defeat(
         "canary as rag_app: their owner in another project sees the project document through",
-        function="my_access_ids()",
+        function="classes_of(record)",
         old="(me.project_id = '*' or class.project_id = me.project_id)",
         new="true",
     ),
@@ -348,7 +348,7 @@ DEFEATS = [
         at_start=APP,
     ),
     Defeat(
-        "canary as rag_app: another user sees the class of the user document through find_source of a deleted one",
+        "canary as rag_app: another user sees the class of the user document through look_at_source of a deleted one",
         sql="alter policy read_tombstones on rag.rag_tombstones using (true)",
         at_start=APP,
     ),

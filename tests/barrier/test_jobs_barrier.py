@@ -10,7 +10,7 @@ import pytest
 
 from rag.principal import Principal
 from rag.resources import query
-from tests.conftest import SIGNER, Deployment
+from tests.conftest import SIGNER, Deployment, named
 from tests.rag.jobbing import asked, job_rows, queued
 from tests.sql.world import refused_with
 
@@ -259,9 +259,10 @@ def test_nobody_claims_a_source_that_they_may_not_write(deployment: Deployment) 
         (mine,) = connection.execute("select access_class('user', 7, null, '{public}')").fetchone() or (0,)
     claim: dict[str, Any] = {
         "scope": "user",
-        "user_id": 7,
-        "project_id": None,
-        "tags": ["public"],
+        "owner_user_id": 7,
+        "owner_project_id": None,
+        "document_tags": ["public"],
+        "settled_hash": None,
         "source_type": "text",
         "source_id": "guide",
         "provenance_id": None,
@@ -277,19 +278,20 @@ def test_nobody_claims_a_source_that_they_may_not_write(deployment: Deployment) 
                 connection.execute("select rag.claim_source(%s, 'text', 'guide', %s, '1 min')", (mine, claim["token"]))
     for outsider in (JONAS, NOBODY):
         with deployment.transaction(outsider) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
-            rows(connection, "claim_source", **claim)
+            rows(connection, "claim_source", **claim, **named(outsider, role="rag_app"))
     # In another tenant the same names are another source, and nothing to wait for.
     with deployment.transaction(OTHER) as connection:
-        ((_, elsewhere, *_),) = rows(connection, "claim_source", **claim)
+        ((_, elsewhere, *_),) = rows(connection, "claim_source", **claim, **named(OTHER, role="rag_app"))
         assert elsewhere is not None
     with deployment.transaction(MARA) as connection:
-        ((_, digest, *_),) = rows(connection, "claim_source", **claim)
+        ((_, digest, *_),) = rows(connection, "claim_source", **claim, **named(MARA, role="rag_app"))
         assert digest is not None
     for outsider in (JONAS, OTHER):
         with deployment.transaction(outsider) as connection:
             rows(connection, "release_claim", source_digest=digest, token=uuid4())
     with deployment.transaction(MARA) as connection:
-        ((_, still_held, *_),) = rows(connection, "claim_source", **claim | {"token": uuid4()})
+        again = claim | {"token": uuid4()}
+        ((_, still_held, *_),) = rows(connection, "claim_source", **again, **named(MARA, role="rag_app"))
         assert still_held is None
 
 

@@ -134,13 +134,13 @@ PLANTS = {
     ),
     "the tags of a public class not compared": Plant(
         seed=2,
-        make=rewritten("my_access_ids", "class.scope = 'public' and class.tags && me.tags", "class.scope = 'public'"),
+        make=rewritten("classes_of", "class.scope = 'public' and class.tags && me.tags", "class.scope = 'public'"),
         path="my_documents",
     ),
     "tags contained instead of overlapping": Plant(
         seed=7,
         make=rewritten(
-            "my_access_ids",
+            "classes_of",
             "class.user_id = me.user_id and class.tags && me.tags",
             "class.user_id = me.user_id and class.tags <@ me.tags",
         ),
@@ -149,23 +149,23 @@ PLANTS = {
     ),
     "the owner of a user class not compared": Plant(
         seed=3,
-        make=rewritten("my_access_ids", "class.scope = 'user' and class.user_id = me.user_id", "class.scope = 'user'"),
+        make=rewritten("classes_of", "class.scope = 'user' and class.user_id = me.user_id", "class.scope = 'user'"),
         path="hybrid search",
     ),
     "the name of a project not compared": Plant(
         seed=5,
-        make=rewritten("my_access_ids", "me.project_id = '*' or class.project_id = me.project_id", "true"),
+        make=rewritten("classes_of", "me.project_id = '*' or class.project_id = me.project_id", "true"),
         path="count of rag_documents by class",
     ),
     "a project shared with somebody shared with everybody": Plant(
-        seed=5, make=rewritten("my_access_ids", "and membership.member_user_id = me.user_id", ""), path="v_chunks"
+        seed=5, make=rewritten("classes_of", "and membership.member_user_id = me.user_id", ""), path="v_chunks"
     ),
     "classes of others listed": Plant(
-        make=rewritten("my_classes", "and class.access_id = any((select my_access_ids())::bigint[])", ""),
+        make=rewritten("my_classes", "and class.access_id = any((select classes_of(me))::bigint[])", ""),
         path="my_classes",
     ),
     "a user's documents shown to analysts": Plant(
-        make=rewritten("my_access_ids", "when 'user' then me.user_scope = 'text'", "when 'user' then true"),
+        make=rewritten("classes_of", "when 'user' then me.user_scope = 'text'", "when 'user' then true"),
         path="v_chunks",
     ),
     "the scope of a search ignored": Plant(
@@ -280,19 +280,19 @@ def questions_about(random: Random, corpus: Corpus) -> list[tuple[str, dict[str,
             ("select * from rag.my_documents_among(array[%(id)s])", {"id": chosen.id}),
             ("select * from rag.my_sources_among(array[%(id)s])", {"id": chosen.source_id}),
         ]
-        questions.append(
-            (
-                "select * from rag.find_source(%(access)s, %(scope)s, %(owner)s, %(project)s, %(type)s, %(source)s)",
-                {
-                    "access": chosen.access.access_id,
-                    "scope": chosen.access.scope,
-                    "owner": chosen.access.owner,
-                    "project": chosen.access.project,
-                    "type": chosen.source_type,
-                    "source": chosen.source_id,
-                },
-            )
-        )
+        source = {
+            "access": chosen.access.access_id,
+            "scope": chosen.access.scope,
+            "owner": chosen.access.owner,
+            "project": chosen.access.project,
+            "type": chosen.source_type,
+            "source": chosen.source_id,
+        }
+        named = "%(access)s, %(scope)s, %(owner)s, %(project)s, %(type)s, %(source)s"
+        questions += [
+            (f"select * from rag.find_source({named})", source),
+            (f"select * from rag.look_at_source({named}, %(source)s)", source),
+        ]
     return questions
 
 

@@ -304,13 +304,13 @@ async def test_a_token_is_not_taken_in_a_session_that_another_client_left_behind
     with pgbouncer.running(shared, pool_size=1) as pooler:
         async with service(pooler) as database:
             await database.check_barrier(dimensions=DIMENSIONS, strict=False)
-            assert (await database.take_token(NOAH, "query"))["granted"]
+            assert (await database.rows_alone("take_token", NOAH, {"kind": "query"}))[0]["granted"]
             async with client(pooler, prepares=False) as somebody:
                 await somebody.execute("set app.tenant_id = 'elsewhere'")
             with pytest.raises(errors.DatabaseUnavailable, match="not clean"):
-                await database.take_token(NOAH, "query")
+                await database.rows_alone("take_token", NOAH, {"kind": "query"})
             # That ended the session; the next one is another.
-            assert (await database.take_token(NOAH, "query"))["granted"]
+            assert (await database.rows_alone("take_token", NOAH, {"kind": "query"}))[0]["granted"]
 
 
 async def test_who_waits_too_long_for_the_pooler_is_told(shared: Deployment, world: World):

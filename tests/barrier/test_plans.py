@@ -218,7 +218,8 @@ def test_functions_of_the_service_say_nothing_of_a_document_outside(app: psycopg
         "select * from my_sources_among(array[{0}])",
         "select * from my_sources_among(array['x', {0}, 'y'])",
         *(
-            f"select * from find_source({access_id}, '{scope}', {user}, {project}, {{0}}, {{0}})"
+            f"select * from {function}({access_id}, '{scope}', {user}, {project}, {{0}}, {{0}}{more})"
+            for function, more in (("find_source", ""), ("look_at_source", ", {0}"))
             for access_id, scope, user, project in (
                 (1, "public", "null", "null"),
                 (20, "user", USERS[OUTSIDE], "null"),

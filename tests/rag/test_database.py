@@ -24,6 +24,8 @@ from tests.rag.stored import rows
 MARA = Principal(tenant_id="acme", user_id=7, project_id="orion", tags=("ops", "public"))
 VARIABLES = ("app.tenant_id", "app.user_id", "app.project_id", "app.tags")
 
+HELD = {"tenant_id": "acme", "owner_name": "acme", "source_name": "held"}
+
 
 @pytest.fixture(scope="module")
 def shared(new_deployment: Callable[[], AbstractContextManager[Deployment]]) -> Iterator[Deployment]:
@@ -83,7 +85,7 @@ async def test_the_next_borrower_finds_no_identity_after_success_failure_or_canc
                 async with database.transaction(principal, read_only=number % 2 == 0) as session:
                     assert await speaker(session) == ("acme", number)
                     if fate == "waits":
-                        await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
+                        await session.run("lock_source", HELD)
                     elif fate == "fails":
                         raise LookupError("the caller's own")
                     elif fate == "is refused":
@@ -127,7 +129,7 @@ async def test_a_cancelled_statement_ends_in_the_database_too(shared: Deployment
 
             async def wait() -> None:
                 async with database.transaction(MARA) as session:
-                    await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
+                    await session.run("lock_source", HELD)
 
             task = asyncio.create_task(wait())
             while not await asyncio.to_thread(rows, shared.url("postgres"), waiting):
@@ -333,7 +335,7 @@ async def test_a_lock_that_is_not_given_in_time_is_a_timeout(shared: Deployment)
         async with Database(with_options(shared.url("rag_app"), lock_timeout="20ms"), signer=SIGNER) as database:
             with pytest.raises(errors.DatabaseTimeout):
                 async with database.transaction(MARA) as session:
-                    await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
+                    await session.run("lock_source", HELD)
 
 
 async def test_a_statement_that_takes_too_long_is_a_timeout(shared: Deployment):
@@ -342,7 +344,7 @@ async def test_a_statement_that_takes_too_long_is_a_timeout(shared: Deployment):
         async with Database(with_options(shared.url("rag_app"), statement_timeout="200ms"), signer=SIGNER) as database:
             with pytest.raises(errors.DatabaseTimeout):
                 async with database.transaction(MARA) as session:
-                    await session.run("lock_source", {"tenant_id": "acme", "owner": "acme", "source": "held"})
+                    await session.run("lock_source", HELD)
 
 
 async def test_a_transaction_that_idles_too_long_is_ended_and_its_connection_replaced(shared: Deployment):

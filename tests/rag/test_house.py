@@ -118,7 +118,7 @@ def test_every_query_that_is_asked_exists():
         for node in ast.walk(MODULES[name])
         if isinstance(node, ast.Call)
         and (
-            (isinstance(node.func, ast.Attribute) and node.func.attr in {"row", "rows", "run"})
+            (isinstance(node.func, ast.Attribute) and node.func.attr in {"row", "rows", "rows_alone", "run"})
             or (isinstance(node.func, ast.Name) and node.func.id == "query")
         )
         and node.args

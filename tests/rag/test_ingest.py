@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import yaml
 
+from rag import store
 from rag.database import Database
 from rag.embed import Embedder, Purpose, open_embedder
 from rag.errors import (
@@ -30,7 +31,7 @@ from rag.errors import (
     SourceOvertaken,
     SourceRetracted,
 )
-from rag.ingest import Ingested, Source, check_metadata, check_source, ingest
+from rag.ingest import Also, Ingested, Source, check_metadata, check_source, ingest
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import Destination, destination_of, read_document, remove_document
@@ -113,6 +114,7 @@ def put(database: Database, recording: Recording) -> Put:
         tags: tuple[str, ...] | None = None,
         embedder: Embedder | None = None,
         progress: Callable[[int, int], None] | None = None,
+        also: Also | None = None,
         **fields: Any,
     ) -> Ingested:
         fields.setdefault("name", "README.md")
@@ -125,6 +127,7 @@ def put(database: Database, recording: Recording) -> Put:
             embedder=embedder or recording,
             max_bytes=MAX_BYTES,
             progress=progress,
+            also=also,
         )
 
     return write
@@ -740,6 +743,41 @@ async def test_of_versions_that_race_one_is_stored_whole(put: Put, superuser: st
     number = int(document["body"].split("Version ")[1][0])
     assert document["body"] == readme(one=f"Version {number}.", two=f"Also {number}.")
     assert half_documents(superuser) == []
+
+
+async def test_what_is_told_of_an_unchanged_source_is_so_when_it_is_told(
+    put: Put, superuser: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Between the claim, which finds nothing to do, and the transaction that says so, somebody else may write."""
+    look, told = store.look, []
+    await put(ONE)
+
+    async def look_after_another(*args: Any, **named: Any) -> store.Known:
+        monkeypatch.undo()
+        await put(TWO)
+        return await look(*args, **named)
+
+    async def also(_: object, done: Ingested) -> None:
+        told.append(done.status)
+
+    assert (await put(ONE, also=also)).status == "unchanged"
+    monkeypatch.setattr(store, "look", look_after_another)
+    assert (await put(ONE, also=also)).status == "updated"
+    assert told == ["unchanged", "updated"]
+    assert [row["chunk_text"] for row in chunks(superuser)] == [ONE]
+
+
+async def test_what_is_told_of_an_unchanged_source_undoes_nothing_when_it_fails(put: Put, superuser: str):
+    await put(ONE)
+
+    async def also(_: object, __: Ingested) -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await put(ONE, also=also)
+    # Nothing was claimed that another one would have to wait for.
+    assert rows(superuser, "select * from rag.rag_claims") == []
+    assert (await put(TWO)).status == "updated"
 
 
 async def test_a_writer_that_lost_a_race_reads_again_and_wins(put: Put, recording: Recording, superuser: str):

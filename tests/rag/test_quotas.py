@@ -17,6 +17,7 @@ from rag.embed import Purpose
 from rag.errors import DocumentNotFound, EmbeddingUnavailable, InvalidInput, QuotaExceeded, RAGServiceError
 from rag.ingest import Ingested, Source, ingest
 from rag.invalidate import Targets, invalidate, reinstate
+from rag.limits import take_token
 from rag.principal import Principal
 from rag.store import destination_of, remove_document
 from tests.conftest import Deployment
@@ -136,7 +137,7 @@ async def test_an_erased_tenant_leaves_no_limits_and_no_counts(deployment: Deplo
     limit(deployment, "other", documents=5)
     for principal in (MARA, EVE):
         await put(database, principal, "a.txt", "text")
-        await database.take_token(principal, "query")
+        await take_token(database, principal, "query")
     with deployment.connect("rag_operator") as operator:
         removed = dict(operator.execute("select * from forget('acme')").fetchall())
         left = dict(operator.execute("select * from count_traces('acme')").fetchall())

@@ -667,6 +667,7 @@ DEFINERS = {
         "find_source(bigint,text,bigint,text,text,text)",
         "give_feedback(uuid,uuid,integer,integer,boolean)",
         "holds_job(uuid,uuid)",
+        "look_at_source(bigint,text,bigint,text,text,text,text)",
         "my_chunks()",
         "my_document(uuid)",
         "my_document_chunks(uuid)",
@@ -894,6 +895,11 @@ CALLS: dict[str, tuple[str, tuple[str, ...], object]] = {
             "select closed from rag.retraction_of('user', 1, null, 'the source', null)",
         ),
         1,
+    ),
+    "look_at_source(bigint,text,bigint,text,text,text,text)": (
+        "rag_app",
+        ("select array(select id from rag.look_at_source(3, 'user', 1, null, 'text', 'the source', null))",),
+        [document_id(3)],
     ),
     "find_source(bigint,text,bigint,text,text,text)": (
         "rag_app",
@@ -1368,9 +1374,7 @@ def test_objects_of_the_caller_change_nothing(superuser: psycopg.Connection, fun
         assert answer(hijacker, statements) == expected
 
 
-@pytest.mark.parametrize(
-    "function", ["my_documents()", "my_access_ids()", "my_classes()", "forget(text,bigint,text,text,text)"]
-)
+@pytest.mark.parametrize("function", ["my_documents()", "my_classes()", "forget(text,bigint,text,text,text)"])
 def test_a_function_without_its_search_path_would_have_been_noticed(
     superuser: psycopg.Connection, function: str
 ) -> None:

@@ -190,6 +190,8 @@ def assert_nobody(connection: psycopg.Connection) -> None:
         assert connection.execute(f"select * from {function}(%s)", (document_id(1),)).fetchall() == []
     found = "select * from find_source(3, 'user', 1, null, 'text', 'the source')"
     assert connection.execute(found).fetchall() == [(None, None, None, None, 0)]
+    looked = "select * from look_at_source(3, 'user', 1, null, 'text', 'the source', 'x')"
+    assert connection.execute(looked).fetchall() == [(None, None, None, None, 0, 0, None)]
     named = f"'{{{document_id(1)},{document_id(3)}}}', '{{the source}}', '{{x}}'"
     assert connection.execute(f"select * from derived_documents({named}, true)").fetchall() == []
     assert column(connection, "select closed from retraction_of('user', 1, null, 'the source', 'x')") == [None]
@@ -987,13 +989,14 @@ SERVING = READING | {
     *("active_model", "check_model", "compare_models"),
     *("enqueue_job", "record_request", "my_request", "my_job", "my_waiting_job", "cancel_my_job"),
     *("queue_depth", "my_origin"),
-    *("claim_source", "renew_claim", "release_claim"),
+    *("claim_source", "claim_source_as", "renew_claim", "release_claim", "look_at_source", "open_source"),
     *("share_project", "unshare_project", "lexeme_total", "tenant_lock", "search_vector", *VECTORS),
 }
 WORKING = {
     *("claimed_messages", "add_summary"),
     *("take_job", "return_job", "recover_jobs", "expire_jobs", "queue_depth", "settle_job", "holds_job"),
-    *("claim_source", "renew_claim", "release_claim", "my_origin", "bury_source", "note_synchronisation"),
+    *("claim_source", "claim_source_as", "renew_claim", "release_claim", "look_at_source", "open_source"),
+    *("my_origin", "bury_source", "note_synchronisation"),
     *("charge_quota", "my_limits", "active_model", "check_model"),
     *("begin_as", "my_principal", "my_tenant_id", "my_user_id", "my_access_ids", "my_writable_access_ids"),
     *("my_classes", "access_class", "class_reads", "tenant_lock", "find_source", "retraction_of"),
@@ -1017,7 +1020,7 @@ OPERATING = {
     *("active_model", "list_models"),
 }
 FOR_SEARCH = {
-    *("signature_holds", "my_tenant_id", "tenant_lock", "class_indexes"),
+    *("signature_holds", "classes_of", "my_tenant_id", "tenant_lock", "class_indexes"),
     *("text_search_config", "lexeme_query", "question_lexemes", *VECTORS),
     *("candidate_query", "limits_of", "refilled_tokens"),
 }

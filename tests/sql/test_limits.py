@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 
 from rag.principal import Principal
 from rag.resources import query
-from tests.conftest import SIGNER, Deployment
+from tests.conftest import SIGNER, Deployment, named
 
 MARA = Principal(tenant_id="acme", user_id=7)
 JONAS = Principal(tenant_id="acme", user_id=8)
@@ -37,17 +37,7 @@ def limit(deployment: Deployment, tenant_id: str, **limits: int | None) -> None:
 def take(connection: psycopg.Connection, principal: Principal, kind: str = "query") -> type_row:
     """What the service asks before its work."""
     cursor = connection.cursor(row_factory=dict_row)
-    cursor.execute(
-        query("take_token"),
-        {
-            "tenant_id": principal.tenant_id,
-            "user_id": principal.user_id,
-            "project_id": principal.project_id,
-            "tags": list(principal.tags),
-            "signature": SIGNER.sign(principal, role=connection.info.user),
-            "kind": kind,
-        },
-    )
+    cursor.execute(query("take_token"), named(principal, role=connection.info.user) | {"kind": kind})
     row = cursor.fetchone()
     assert row is not None
     return row

@@ -20,14 +20,17 @@ import pytest
 from rag import embedded, frozen, migrate
 from rag.database import Database
 from rag.errors import BarrierDown, DatabaseError, EmbeddedUnavailable, SchemaMismatch
+from rag.principal import Principal
 from rag.resources import migrations_folder, sql_folder
-from tests.conftest import DIMENSIONS, SIGNER, Cluster, Deployment, create_database, drop_database
+from tests.conftest import DIMENSIONS, SIGNER, Cluster, Deployment, create_database, drop_database, know_signer
 from tests.sql.world import VARIABLES, build, column, protected_tables
 
 CHECKOUT = Path(__file__).parents[2]
 FROZEN = migrations_folder() / "frozen"
+HEAD = frozen.head_revision()
+MIGRATIONS = sorted(file.name.removesuffix(".up.sql") for file in FROZEN.glob("*.up.sql"))
 SCHEMA = sorted((sql_folder() / "schema").glob("*.sql"))
-# Digests of the scripts of every release; 0.1.0 had the first two.
+# Digests of the scripts of every release; 0.1.0 had the first two, 0.1.1 the next.
 RELEASED = {
     "0001_initial.up.sql": "a225184133c6d748197580b076f295edbc2fbede003ee7c1054d8717581c7ced",
     "0001_initial.down.sql": "75aab0b0637321d8b6ddce2afd71b7ea45710bc28b3adcee2a30c585831fe175",
@@ -163,7 +166,7 @@ def test_the_printed_script_makes_the_same_database(
     )
     assert done.returncode == 0, done.stderr
     assert dump(bare) == dump(deployment)
-    assert migrate.state(bare.url("rag_app")) == migrate.state(deployment.url("rag_app")) == ("0001", True)
+    assert migrate.state(bare.url("rag_app")) == migrate.state(deployment.url("rag_app")) == (HEAD, True)
 
 
 def test_the_printed_script_is_one_transaction(bare: Deployment) -> None:
@@ -211,6 +214,43 @@ def test_a_role_that_somebody_else_is_just_making_is_waited_for() -> None:
                 assert second.is_alive()
         second.join()
     assert failures == []
+
+
+# --- from one version to the next ------------------------------------------------------------------
+
+
+def test_each_migration_leads_on_and_back(bare: Deployment, dump: Callable[[Deployment], str]) -> None:
+    revisions = [name.partition("_")[0] for name in MIGRATIONS]
+    before: list[tuple[str, str]] = []
+    for revision in revisions:
+        migrate.upgrade(bare.url("rag_migrator"), dimensions=DIMENSIONS, revision=revision)
+        before.append((revision, dump(bare)))
+    for revision, schema in reversed(before):
+        migrate.downgrade(bare.url("rag_migrator"), dimensions=DIMENSIONS, revision=revision)
+        assert dump(bare) == schema, revision
+
+
+async def test_documents_of_the_first_version_stay_and_are_found(bare: Deployment) -> None:
+    """And what its processes call is there until they end."""
+    migrate.upgrade(bare.url("rag_migrator"), dimensions=DIMENSIONS, revision="0001")
+    with bare.cluster.superuser(bare.name) as connection:
+        know_signer(connection)
+    mara = Principal(tenant_id="acme", user_id=7)
+    with bare.transaction(mara) as connection:
+        (access_id,) = connection.execute("select access_class('user', 7, null, '{public}')").fetchone() or (0,)
+        connection.execute(
+            "insert into rag_documents"
+            " (tenant_id, access_id, scope, user_id, tags, source_type, source_id, source_hash, title, body) values ('acme', %s, 'user', 7, '{public}', 'text', 'guide', 'hash', 'Guide', 'text')",
+            (access_id,),
+        )
+    upgraded(bare)
+    source = f"{access_id}, 'user', 7, null, 'text', 'guide'"
+    with bare.transaction(mara) as connection:
+        now = connection.execute(f"select source_hash, retractions, closed from look_at_source({source}, null)")
+        assert now.fetchall() == [("hash", 0, None)]
+        assert connection.execute(f"select source_hash from find_source({source})").fetchall() == [("hash",)]
+        then = connection.execute("select generation, closed from retraction_of('user', 7, null, 'guide', null)")
+        assert then.fetchall() == [(0, None)]
 
 
 # --- frozen means frozen --------------------------------------------------------------------------
@@ -344,7 +384,7 @@ def test_two_upgrades_at_once_both_succeed(
         connection.execute("select pg_advisory_unlock(hashtext('palisade migration'))")
         results = [(process.communicate()[1].decode(), process.returncode) for process in both]
     assert results == [("", 0), ("", 0)]
-    assert migrate.state(bare.url("rag_app")) == ("0001", True)
+    assert migrate.state(bare.url("rag_app")) == (HEAD, True)
     assert dump(bare) == dump(deployment)
 
 
@@ -377,12 +417,13 @@ def test_a_width_that_no_index_takes_is_refused(bare: Deployment, dimensions: in
 
 
 async def test_a_database_of_another_draft_is_recognised(deployment: Deployment) -> None:
-    assert migrate.state(deployment.url("rag_app")) == ("0001", True)
+    assert migrate.state(deployment.url("rag_app")) == (HEAD, True)
     with deployment.cluster.superuser(deployment.name) as connection:
         (comment,) = column(connection, "select obj_description('rag.alembic_version'::regclass)")
-        assert comment == f"0001_initial={hashlib.sha256((FROZEN / '0001_initial.up.sql').read_bytes()).hexdigest()}"
-        connection.execute(f"comment on table rag.alembic_version is '0001_initial={'0' * 64}'")
-    assert migrate.state(deployment.url("rag_app")) == ("0001", False)
+        digests = [hashlib.sha256((FROZEN / f"{name}.up.sql").read_bytes()).hexdigest() for name in MIGRATIONS]
+        assert comment == " ".join(f"{name}={sha256}" for name, sha256 in zip(MIGRATIONS, digests, strict=True))
+        connection.execute(f"comment on table rag.alembic_version is '{comment.replace(digests[0], '0' * 64)}'")
+    assert migrate.state(deployment.url("rag_app")) == (HEAD, False)
     async with Database(deployment.url("rag_app"), signer=SIGNER) as database:
         with pytest.raises(SchemaMismatch, match="another draft of migration 0001_initial"):
             await database.check_barrier(dimensions=DIMENSIONS, strict=False)

@@ -163,12 +163,15 @@ def test_a_document_is_given_to_those_who_read_its_class(
     assert found == reach.reads
 
 
+@pytest.mark.parametrize(("function", "more"), [("find_source", ""), ("look_at_source", ", null")])
 @every_reach
-def test_a_source_is_found_by_those_who_read_its_class(service: psycopg.Connection, reach: Reach) -> None:
+def test_a_source_is_found_by_those_who_read_its_class(
+    service: psycopg.Connection, reach: Reach, function: str, more: str
+) -> None:
     """And so is the tombstone beside it; an erasure counts for those who write there."""
-    statement = """
+    statement = f"""
         select document_access_id, generation
-        from find_source(%(access)s, %(scope)s, %(user)s, %(project)s, 'text', %(source)s)
+        from {function}(%(access)s, %(scope)s, %(user)s, %(project)s, 'text', %(source)s{more})
     """
     documents: set[int] = set()
     buried: dict[int, int] = {}
