@@ -240,7 +240,8 @@ async def test_documents_of_the_first_version_stay_and_are_found(bare: Deploymen
         (access_id,) = connection.execute("select access_class('user', 7, null, '{public}')").fetchone() or (0,)
         connection.execute(
             "insert into rag_documents"
-            " (tenant_id, access_id, scope, user_id, tags, source_type, source_id, source_hash, title, body) values ('acme', %s, 'user', 7, '{public}', 'text', 'guide', 'hash', 'Guide', 'text')",
+            " (tenant_id, access_id, scope, user_id, tags, source_type, source_id, source_hash, title, body)"
+            " values ('acme', %s, 'user', 7, '{public}', 'text', 'guide', 'hash', 'Guide', 'text')",
             (access_id,),
         )
     upgraded(bare)
