@@ -353,7 +353,7 @@ declare
     named constant bytea := source_digest(look_at_source.source_type, look_at_source.source_id);
     of_any_type constant bytea := source_digest(null, look_at_source.source_id);
     of_what_it_is_of constant bytea := provenance_digest(look_at_source.provenance_id);
-    tenant text;
+    tenant constant text := my_tenant_id();
     mine bigint[];
     -- The owner's among these, whatever their tags.
     owned bigint[];
@@ -363,14 +363,12 @@ declare
     closing bigint;
 begin
     select
-        max(class.tenant_id),
         array_agg(class.access_id),
         coalesce(array_agg(class.access_id) filter (where class.is_owners), '{}'),
         bool_or(class.is_owners and class.may_write and class.access_id = look_at_source.access_id)
-    into tenant, mine, owned, may_write
+    into mine, owned, may_write
     from (
         select
-            one.tenant_id,
             one.access_id,
             one.may_write,
             one.scope = look_at_source.scope
