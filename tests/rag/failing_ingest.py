@@ -354,6 +354,8 @@ def child(case: Case, out: int) -> None:
     embed.RETRY_DELAY_S = 0.0
     # What a process that died had claimed is free soon, and what failed is tried again at once.
     claim.LEASE_S = 1.0
+    # On a machine that is slow it would be further steps, which the next run does not have.
+    claim.RENEW_EVERY_S = 60.0
     work.RETRY_AFTER_S = (0.0, 0.0, 0.0)
     # One that hangs ends with an exit code of its own, and the test names the step.
     faulthandler.dump_traceback_later(60, exit=True)
