@@ -79,15 +79,14 @@ async def claimed(
     while True:
         rows = await database.rows_alone("claim_source", principal, wanted, publish=destination.publishes)
         held = Held(known=store.known_of(rows), token=token, source_digest=rows[0]["source_digest"], room=rows[0])
-        if held.source_digest is not None or rows[0]["is_settled"]:
+        if held.source_digest is not None:
             break
         store.check_open(held.known, generation)
+        if rows[0]["is_settled"]:
+            yield held
+            return
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-    if held.source_digest is None:
-        store.check_open(held.known, generation)
-        yield held
-        return
     renewing: list[asyncio.Task[None]] = []
 
     def renew() -> None:
