@@ -17,6 +17,7 @@ from rag.settings import Settings
 
 if TYPE_CHECKING:
     from rag.database import Database
+    from rag.evaluate import Report
     from rag.operate import Desk
     from rag.principal import Principal
 
@@ -31,6 +32,9 @@ OwnerOption = Annotated[str, typer.Option("--owner", help="User id of who owns t
 MemberOption = Annotated[str, typer.Option("--member", help="User id of whom it is shared with.")]
 # While a model reads for one, another one is read, cut or written.
 JOBS_AT_ONCE = 2
+
+# Exit code when a quota is full.
+FULL = 3
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; exit code 1 for anything.")]
@@ -133,6 +137,54 @@ def print_rows(name: str, found: Sequence[Mapping[str, Any]], *, as_json: bool) 
     for number, line in enumerate(lines):
         text = screen.shown("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
         screen.out.print(f"[dim]{text}[/dim]" if number == 0 else text)
+
+
+def print_reports(reports: Sequence[Report]) -> None:
+    """How well each collection was retrieved from, and what was told from foreign questions, as tables."""
+    judged = [
+        {
+            "collection": report.name,
+            "documents": report.documents,
+            "chunks": report.chunks,
+            "questions": report.judged,
+            "R@1": f"{report.scores.recall_at_1:.3f}",
+            "R@5": f"{report.scores.recall_at_5:.3f}",
+            "R@10": f"{report.scores.recall_at_10:.3f}",
+            "MRR@10": f"{report.scores.mrr_at_10:.3f}",
+            "nDCG@10": f"{report.scores.ndcg_at_10:.3f}",
+            "p50 ms": f"{report.latency_p50_ms:.1f}",
+            "p95 ms": f"{report.latency_p95_ms:.1f}",
+        }
+        for report in reports
+        if report.scores is not None
+    ]
+    refused = [
+        {
+            "collection": report.name,
+            "kind": kind,
+            "questions": group.questions,
+            "refused": f"{group.refused:.1%}",
+            "kept answerable": f"{report.abstention.kept:.1%} of {report.abstention.answerable}",
+            "threshold": f"{report.abstention.threshold:.3f}",
+            "p50 ms": f"{report.latency_p50_ms:.1f}",
+            "p95 ms": f"{report.latency_p95_ms:.1f}",
+        }
+        for report in reports
+        if report.abstention is not None
+        for kind, group in sorted(report.abstention.others.items())
+    ]
+    if judged:
+        print_rows("collections", judged, as_json=False)
+    if refused:
+        print_rows("kinds of questions", refused, as_json=False)
+    for report in reports:
+        for number, what in (
+            (len(report.left_out), "documents were left out, such as those without text"),
+            (report.unjudged, "questions without a relevant document were not asked"),
+            (report.unreachable, "questions count as not found: no chunk has half of their answer"),
+        ):
+            if number:
+                screen.err.print(f"{screen.shown(report.name)}: {number} {what}")
 
 
 def noun(count: int, noun: str) -> str:
