@@ -73,10 +73,13 @@ def apply(mutant: Mutant, folder: Path) -> None:
 
 
 def freeze(folder: Path) -> None:
-    """Copy the schema into the initial migration, as `make freeze` does; manifest and documents stay as they are."""
+    """Copy the schema into the first migration, and leave the others nothing to do; manifest and documents stay."""
     frozen = folder / "alembic" / "frozen"
     schema = b"".join(file.read_bytes() for file in sorted((folder / "sql" / "schema").glob("*.sql")))
-    (frozen / "0001_initial.up.sql").write_bytes(schema)
+    first, *later = sorted(frozen.glob("*.up.sql"))
+    first.write_bytes(schema)
+    for script in later:
+        script.write_text("select;\n")
     sums = (f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(frozen.glob("*.sql")))
     (frozen / "SHA256SUMS").write_text("".join(sums))
 
