@@ -68,6 +68,22 @@ def test_image_runs_as_a_numbered_user_that_is_not_root():
     assert [rest for word, rest in final if word == "USER"] == ["10001:10001"]
 
 
+def test_image_reads_repositories():
+    final = instructions()[max(i for i, (word, _) in enumerate(instructions()) if word == "FROM") :]
+    (installing,) = [rest for word, rest in final if word == "RUN" and "apt-get install" in rest]
+    assert installing.split()[-5:-3] == ["git", "&&"]
+    # While it may still write there.
+    assert [word for word, _ in final].index("RUN") < [word for word, _ in final].index("USER")
+
+
+@pytest.mark.parametrize("service", ["api", "worker"])
+def test_files_of_sources_and_secrets_reach_the_service_to_be_read(service: str):
+    """The route takes pushes, the worker brings their sources up to date: both read which these are."""
+    (volume,) = SERVICES[service]["volumes"]
+    assert volume.endswith(":/etc/palisade:ro")
+    assert SERVICES[service]["environment"]["RAG_SOURCES"] is None
+
+
 def test_image_asks_the_service_for_its_health():
     (check,) = arguments("HEALTHCHECK")
     command = json.loads(check[check.index("[") :])
