@@ -685,8 +685,8 @@ MUTANTS = (
     Mutant(
         "a retraction that counts for nobody",
         READING,
-        "max(tombstone.generation) filter (where tombstone.retracted)",
-        "max(tombstone.generation) filter (where false)",
+        "where stone.retracted and stone.source_digest in",
+        "where false and stone.source_digest in",
         "rag/test_invalidate.py::test_an_invalidated_source_is_refused_until_it_is_reinstated",
     ),
     Mutant(
@@ -705,10 +705,24 @@ MUTANTS = (
     ),
     Mutant(
         "an ingest that an invalidation does not wait for",
-        "sql/queries/lock_source.sql",
-        "pg_advisory_xact_lock_shared(hashtextextended(%(owner)s, 0)),",
-        "hashtextextended(%(owner)s, 0),",
+        READING,
+        "pg_advisory_xact_lock_shared(hashtextextended(open_source.owner_name, 0)),",
+        "hashtextextended(open_source.owner_name, 0),",
         "rag/test_invalidate.py::test_an_invalidation_waits_for_whoever_is_writing_and_removes_it",
+    ),
+    Mutant(
+        "a source that is settled wherever its document is",
+        JOBS,
+        "all_rows = 1 and document_access_id = access_id and source_hash",
+        "all_rows = 1 and source_hash",
+        "rag/test_ingest.py::test_other_tags_move_the_document_and_leave_no_copy",
+    ),
+    Mutant(
+        "copies that are settled",
+        JOBS,
+        "all_rows = 1 and document_access_id = access_id and source_hash",
+        "document_access_id = access_id and source_hash",
+        "rag/test_ingest.py::test_copies_under_tags_that_did_not_see_each_other_become_one",
     ),
     Mutant(
         "an invalidation that is over before an ingest looks again",
@@ -736,6 +750,7 @@ MUTANTS = (
         "select buried + count(*) into buried from",
         "select buried + 0 * count(*) into buried from",
         "rag/test_erase.py::test_what_is_erased_while_it_is_ingested_stays_away",
+        times=2,
     ),
     Mutant(
         "scores of everybody's words",
