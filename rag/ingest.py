@@ -249,7 +249,7 @@ async def _replace(
 
     # In a thread: a book takes seconds to read and cut, and other requests must not wait for it. What is read within
     # the interpreter's switch interval holds up nobody longer here.
-    is_page = len(source.content) <= PAGE_SIZE and not parse.is_packed(source.content)
+    is_page = len(source.content) <= PAGE_SIZE and not parse.is_packed(source.content) and language.is_loaded()
     parsed, chunks = read() if is_page else await asyncio.to_thread(read)
     if chunking == "semantic":
         chunks = await cut(parsed, embedder, chunking=chunking)

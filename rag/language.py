@@ -52,6 +52,11 @@ def _identifier() -> _Identifier | None:
     return cast("_Identifier", LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True))
 
 
+def is_loaded() -> bool:
+    """Whether `detect` answers at once; the first text waits for its model."""
+    return _identifier.cache_info().currsize > 0
+
+
 def detect(text: str) -> str | None:
     """Return the ISO 639-1 code of the text's language, or None rather than a guess.
 

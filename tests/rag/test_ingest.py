@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import zipfile
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 import yaml
 
-from rag import store
+from rag import language, store
 from rag.database import Database
 from rag.embed import Embedder, Purpose, open_embedder
 from rag.errors import (
@@ -31,7 +32,7 @@ from rag.errors import (
     SourceOvertaken,
     SourceRetracted,
 )
-from rag.ingest import Also, Ingested, Source, check_metadata, check_source, ingest
+from rag.ingest import PAGE_SIZE, Also, Ingested, Source, check_metadata, check_source, ingest
 from rag.principal import Principal
 from rag.settings import Settings
 from rag.store import Destination, destination_of, read_document, remove_document
@@ -743,6 +744,34 @@ async def test_of_versions_that_race_one_is_stored_whole(put: Put, superuser: st
     number = int(document["body"].split("Version ")[1][0])
     assert document["body"] == readme(one=f"Version {number}.", two=f"Also {number}.")
     assert half_documents(superuser) == []
+
+
+async def test_only_a_page_of_text_is_read_where_requests_wait(
+    put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    aside: list[object] = []
+    in_thread = asyncio.to_thread
+
+    async def noted(read: Callable[..., Any], *given: Any) -> Any:
+        aside.append(read)
+        return await in_thread(read, *given)
+
+    language.detect(ONE + TWO)  # loads its model, for which the first text waits elsewhere
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    await put(ONE, source_id="a page")
+    assert aside == []
+    await put(ONE * (PAGE_SIZE // len(ONE) + 1), source_id="a book")
+    assert len(aside) == 1
+    # Unpacked, it may be anything.
+    archive = tmp_path / "small.docx"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("word/document.xml", "<nothing/>")
+    with pytest.raises(InvalidInput):
+        await put(archive.read_bytes(), name="small.docx")
+    assert len(aside) == 2
+    monkeypatch.setattr(language, "is_loaded", lambda: False)
+    await put(TWO, source_id="the first page")
+    assert len(aside) == 3
 
 
 async def test_what_is_told_of_an_unchanged_source_is_so_when_it_is_told(
