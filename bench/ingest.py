@@ -221,6 +221,7 @@ def worker(
 
     async def work() -> None:
         command.keep_what_is_loaded()
+        command.run_as_batch()
         async with opened(embedded.start(home, durable=False), Signer.parse(key)) as database:
             embedder = ReadyEmbedder()
             await take(texts[: 3 * PARALLEL_DOCUMENTS], database, embedder, tenant_id=f"{tenant_id}-first")
@@ -379,7 +380,8 @@ def main() -> None:
     ]
     with embedded.ephemeral() as server:
         signer = deployment.prepare(server, Settings(_env_file=None))
-        command.keep_what_is_loaded()  # as every command does before its work
+        command.keep_what_is_loaded()  # as every command does before its work, and those that ingest the other
+        command.run_as_batch()
         measured = asyncio.run(throughput(server, signer, articles))
         key = server.signing_key()
         assert key is not None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import re
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,6 +75,18 @@ def keep_what_is_loaded() -> None:
     processor time that a program takes which ingests documents of 1 KB.
     """
     gc.freeze()
+
+
+def run_as_batch() -> None:
+    """Tell the scheduler, where it can be told, that this program computes and nobody waits for its every step.
+
+    It then interrupts neither the threads of the local model, whose matrices would have to come from memory again, nor
+    the server. On 2 cores documents of 1 KB took 3 % less (5 rounds by turns). After the embedded server was started,
+    which would be a batch as well, and for as long as it runs.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def tags_of(text: str | None) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from rag.command import (
     UserOption,
     read_settings,
     run,
+    run_as_batch,
     tags_of,
     tenant_of,
 )
@@ -97,6 +98,7 @@ async def _ingest(
     destination = destination_of(draft, scope=scope, tags=wanted_tags)
     failures, files, skipped = _gather(paths)
     place = deployment.locate(settings)
+    run_as_batch()
     principal = Principal(
         tenant_id=tenant_of(tenant, place.default_tenant),
         user_id=user_id,

@@ -22,6 +22,7 @@ from rag.command import (
     print_rows,
     read_settings,
     run,
+    run_as_batch,
     tags_of,
     words_of,
 )
@@ -126,6 +127,7 @@ async def _synchronise(
 
     settings = read_settings()
     place = deployment.locate(settings)
+    run_as_batch()
     opened = open_models(settings)
     outcomes: list[Outcome] = []
     unavailable: dict[str, str] = {}
