@@ -251,7 +251,7 @@ def source_named(
 
 
 def known_of(rows: Sequence[Mapping[str, Any]]) -> Known:
-    """What the rows of `look_at_source.sql`, or of `claim_source.sql`, say."""
+    """What the rows of `look_at_source.sql`, `claim_source.sql` or `open_source.sql` say."""
     first, *others = rows
     return Known(
         access_id=first["access_id"],
